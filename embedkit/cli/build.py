@@ -315,7 +315,7 @@ def _build(arguments: argparse.Namespace) -> int:
                 arguments.id_field,
                 arguments.vector_field,
                 arguments.format,
-                "--vectors" if arguments.vectors else "--dedup" if arguments.dedup else None,
+                _not_followed(arguments, whole=source.corpus.files.whole),
             ),
         )
         _announce(source.estimate(encoder, settings), path)
@@ -337,6 +337,13 @@ def _build(arguments: argparse.Namespace) -> int:
             f"{truncated(info)}"
         )
     return EXIT_OK
+
+
+def _not_followed(arguments: argparse.Namespace, *, whole: bool) -> str | None:
+    """What makes the index one that ``sync`` cannot follow."""
+    if arguments.vectors or arguments.dedup:
+        return "--vectors" if arguments.vectors else "--dedup"
+    return None if whole else "other inputs than one folder, the root of its file names"
 
 
 def _strange(encoder: TextEncoder) -> str:

@@ -168,7 +168,10 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     counts = {
         "texts": ("texts of a request", limits.texts),
         "queue": ("requests that may wait for a model", limits.queue_requests),
-        "queue-tokens": ("tokens that may wait for a model", limits.queue_tokens),
+        "queue-tokens": (
+            "tokens that may wait for a model, of which one request counts as a quarter at most",
+            limits.queue_tokens,
+        ),
         "batch-tokens": ("tokens of a batch", limits.batch_tokens),
         "connections": ("connections at once", limits.connections),
     }

@@ -60,5 +60,12 @@ def json_type(value: object) -> str:
     """The name of the type of ``value`` in JSON."""
     if value is None:
         return "null"
-    names = {bool: "a boolean", int: "a number", float: "a number", list: "an array", dict: "an object"}
+    names = {
+        str: "a string",
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+        list: "an array",
+        dict: "an object",
+    }
     return names.get(type(value), type(value).__name__)

@@ -56,6 +56,7 @@ class Files:
         paths: in order.
         names: of each path, what the default ids of its documents begin with.
         root: the absolute folder that ``names`` are relative to; ``None``: they are base names, or paths as given.
+        whole: whether they are all files of ``root``, which ``sync`` can follow.
         left_out: paths below the given folders that are not read: of unknown type, hidden, by a pattern, or an
             index. A folder stands for all that is in it.
     """
@@ -63,6 +64,7 @@ class Files:
     paths: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     root: str | None = None
+    whole: bool = False
     left_out: list[str] = field(default_factory=list)
 
     def told(self) -> str:
@@ -105,7 +107,7 @@ def walk(folder: str, patterns: Patterns, left_out: list[str]) -> list[os.DirEnt
                     yield from visit(entry.path)
             elif entry.name.startswith(".") or format_of(entry.name)[0] is None or not patterns(name):
                 left_out.append(name)
-            elif entry.is_file():
+            elif _is_file(entry):
                 yield entry
             else:
                 left_out.append(name)
@@ -126,6 +128,14 @@ def walk(folder: str, patterns: Patterns, left_out: list[str]) -> list[os.DirEnt
             left_out.append(entry.path[prefix:])
         targets.add(place)
     return [entry for entry in found if entry.path not in twice]
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """Also through a link; False for one that leads to itself or to what may not be seen."""
+    try:
+        return entry.is_file()
+    except OSError:
+        return False
 
 
 def find_files(
@@ -179,9 +189,20 @@ def find_files(
         files.root = os.path.realpath(root)
     elif tops and not any("\0" in top for top in tops):
         files.root = os.path.commonpath([os.path.realpath(top or os.curdir) for top in tops])
+    files.whole = len(inputs) == 1 and os.path.isdir(inputs[0]) and os.path.realpath(inputs[0]) == files.root
     files.names = [
         path if path == STDIN or files.root is None else _below(path, files.root) for path in files.paths
     ]
+    if (
+        root is not None
+        and not os.path.isdir(root)
+        and any(name.startswith(os.pardir) for name in files.names)
+    ):
+        raise InputError(
+            root,
+            "the folder that the index's names of files are relative to is not there; if it was moved, name it: "
+            "--root FOLDER, or embedkit-index sync --moved",
+        )
     return files
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import ApiError, busy
+from .errors import ApiError, busy, gone
 from .metrics import ModelMetrics
 from .settings import Limits
 
@@ -178,7 +178,7 @@ class Batcher:
 
             async def wait_for_hang_up() -> None:
                 await watch()
-                fail(ApiError(499, "the client closed the connection", code="client_closed"))
+                fail(gone())
 
             timers.append(
                 loop.call_later(_WATCH_SECONDS, lambda: watcher.append(loop.create_task(wait_for_hang_up())))

@@ -204,6 +204,17 @@ class EmbeddingsRequest(_Body):
     )
 
 
+def _direction(value: Any) -> Any:
+    if isinstance(value, str) and value.lower() == "left":
+        raise _bad("truncation_direction", "is Left, and texts are cut at their end; leave it out")
+    return value
+
+
+_Direction = Annotated[
+    Literal["Right", "right"], BeforeValidator(_direction), Field(description="The end of a text is cut.")
+]
+
+
 class EmbedRequest(_Body):
     """``POST /embed``, as Text Embeddings Inference has it."""
 
@@ -211,9 +222,7 @@ class EmbedRequest(_Body):
     model: Name | None = None
     normalize: bool | None = True
     truncate: bool | None = None
-    truncation_direction: Literal["Left", "Right", "left", "right"] | None = Field(
-        None, description="The end of a text is cut: Left is refused."
-    )
+    truncation_direction: _Direction | None = None
     prompt_name: Name | None = None
     dimensions: int | None = Field(None, ge=1)
 
@@ -234,6 +243,7 @@ class RerankRequest(_Body):
     return_text: bool | None = False
     raw_scores: bool | None = Field(False, description="The model's logits in place of scores from 0 to 1.")
     truncate: bool | None = Field(None, description="Pairs that are too long are cut: false is refused.")
+    truncation_direction: _Direction | None = None
 
 
 class SearchRequest(_Body):

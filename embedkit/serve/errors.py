@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from .rendering import dumps
 
-__all__ = ["ApiError", "busy", "error_response", "style_of"]
+__all__ = ["ApiError", "busy", "error_response", "gone", "style_of"]
 
 _OPENAI_TYPES = {
     401: "authentication_error",
@@ -53,6 +53,11 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.headers = headers or {}
+
+
+def gone() -> ApiError:
+    """Nobody waits for the answer any more."""
+    return ApiError(499, "the client closed the connection", code="client_closed")
 
 
 def busy(message: str, seconds: float, status: int = 429, code: str = "queue_full") -> ApiError:

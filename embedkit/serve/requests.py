@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 
 from .bodies import parse
-from .errors import ApiError
+from .errors import ApiError, gone
 from .models import EmbeddingModel, Form
 from .settings import Limits, Settings
 
@@ -40,7 +40,7 @@ async def read(request: Request, kind: type[_B], limits: Limits) -> _B:
         body = await _body(request, limits.body)
         return parse(kind, body) if len(body) <= _PARSED_HERE else await asyncio.to_thread(parse, kind, body)
     except ClientDisconnect:
-        raise ApiError(499, "the client closed the connection", code="client_closed") from None
+        raise gone() from None
 
 
 async def _body(request: Request, limit: int) -> bytes:

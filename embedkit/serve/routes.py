@@ -69,10 +69,6 @@ async def embed(request: Request) -> Response:
     body = await read(request, EmbedRequest, settings.limits)
     texts = [body.inputs] if isinstance(body.inputs, str) else list(body.inputs)
     check_count(len(texts), settings.limits, "inputs")
-    if body.truncation_direction in ("Left", "left"):
-        raise ApiError(
-            400, "texts are cut at their end; leave truncation_direction out", param="truncation_direction"
-        )
     async with state.embedders.use(body.model) as (_, model):
         form = model.form(body.prompt_name, body.dimensions, body.normalize is not False)
         tokens = await model.count(texts, form)

@@ -22,7 +22,7 @@ from ..index.storage.where import compile_where
 from ..index.words.analyzer import analyzer
 from ..index.words.languages import AUTO, NONE
 from .bodies import SearchRequest
-from .errors import ApiError, busy
+from .errors import ApiError, busy, gone
 from .models import EmbeddingModel, Form
 from .rendering import dumps
 from .requests import check_count, hang_up_of, read
@@ -38,6 +38,7 @@ _T = TypeVar("_T")
 _THREADS = 4
 _WAITING = 256  # searches at once, running ones included
 _REFRESH_SECONDS = 10.0
+_BLOCK = 512  # queries of a request between two looks at whether somebody waits for them
 _CANDIDATES = 50  # hits that a reranker orders
 
 
@@ -110,7 +111,7 @@ class SearchService:
         """
         if self._running >= _WAITING:
             raise busy("too many searches are waiting; try again later", 1)
-        return await self._run(lambda _: self._search(body, k), hang_up)
+        return await self._run(lambda left: self._search(body, k, left), hang_up)
 
     async def written(
         self,
@@ -134,24 +135,24 @@ class SearchService:
         waiting = self._pool.submit(work, left)
         done: asyncio.Future[_T] = asyncio.wrap_future(waiting)
         done.add_done_callback(self._ended)
-        gone: asyncio.Future[None] = asyncio.ensure_future(hang_up())
-        either: set[asyncio.Future[Any]] = {done, gone}
+        closed: asyncio.Future[None] = asyncio.ensure_future(hang_up())
+        either: set[asyncio.Future[Any]] = {done, closed}
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            gone.cancel()
+            closed.cancel()
             waiting.cancel()  # no effect on one that runs or is done
             left.set()
         if done.done():
             return done.result()
-        raise ApiError(499, "the client closed the connection", code="client_closed")
+        raise gone()
 
     def _ended(self, work: asyncio.Future[Any]) -> None:
         self._running -= 1
         if not work.cancelled():
             work.exception()  # read, so that one that nobody waits for any more is not logged
 
-    def _search(self, body: SearchRequest, k: int) -> list[list[Hit]]:
+    def _search(self, body: SearchRequest, k: int, left: threading.Event) -> list[list[Hit]]:
         self._refresh()
         where = _condition(body)
         options: dict[str, Any] = {"where": where, "nprobe": body.nprobe, "ef": body.ef}
@@ -168,7 +169,13 @@ class SearchService:
                         param="vector",
                     )
                 return self.index.search(vector.astype(np.float32), k, **options)
-            return self.index.search(body.query, k, hybrid=body.hybrid, **options)
+            queries = [body.query] if isinstance(body.query, str) else body.query
+            found: list[list[Hit]] = []
+            for start in range(0, len(queries), _BLOCK):
+                if left.is_set():  # the client has gone, its time is over, or the server ends
+                    raise gone()
+                found += self.index.search(queries[start : start + _BLOCK], k, hybrid=body.hybrid, **options)
+            return found
         except ValueError as error:
             raise ApiError(400, str(error), param=_param_of(str(error), body)) from None
 

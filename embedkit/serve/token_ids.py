@@ -13,6 +13,8 @@ from .errors import ApiError
 
 __all__ = ["TokenDecoder"]
 
+_MOST = 1 << 20
+"""Ids of a request: each takes some hundred bytes while it is decoded and tokenized again."""
 _HINT = (
     "Send the text, or the ids of this model's own tokenizer: those of tiktoken are another vocabulary's "
     "(LangChain's OpenAIEmbeddings sends them unless check_embedding_ctx_length=False)."
@@ -43,6 +45,12 @@ class TokenDecoder:
         Raises:
             ApiError: 400, some ids are not those of a text; ``param`` and the index are named.
         """
+        if (total := sum(map(len, ids))) > _MOST:
+            raise ApiError(
+                400,
+                f"{param} holds {total:,} token ids; a request may hold {_MOST:,}. Send fewer, or texts",
+                param=param,
+            )
         contents = [self._content(list(row)) for row in ids]
         with self._loading:
             if self._tokens is None and self._other is None:

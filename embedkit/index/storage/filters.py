@@ -113,6 +113,10 @@ def _literal(key: str, value: object) -> str:
         return "true" if value else "false"
     if isinstance(value, str):
         return "'" + value.replace("'", "''") + "'"
+    if isinstance(value, int) and not -(1 << 63) < value < 1 << 63:
+        raise ValueError(
+            f"the field {key!r} cannot be compared exactly with {value!r:.40}, which has more than 64 bits; use texts"
+        )
     if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return repr(value)
     raise ValueError(

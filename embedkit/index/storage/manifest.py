@@ -147,7 +147,8 @@ class EncoderEntry:
 class ReadingEntry:
     """How ``embedkit-index build`` read its files, which ``sync`` does too; named as its options.
 
-    ``alone`` is the option that ``sync`` cannot follow (``--dedup``, ``--vectors``), if one was given.
+    ``alone`` is what ``sync`` cannot follow, if there is something: ``--dedup``, ``--vectors``, inputs other than one
+    folder.
     """
 
     include: tuple[str, ...] = ()

@@ -31,6 +31,7 @@ from .where_values import Value
 __all__ = ["Field", "compile_where", "fields_of", "names_time"]
 
 _MOST_NESTED = 100
+_LARGEST = str((1 << 63) - 1)  # integer of SQLite
 _MOST_SQL = 1_000_000
 """Characters beside those given. What is compared is written more than once, so nested comparisons grow."""
 
@@ -168,6 +169,14 @@ class _Parser:
         word = token.word
         if token.kind == "string":
             return values.text(token.text)
+        digits = token.text.lstrip("0") if token.kind == "number" and token.text.isdecimal() else ""
+        if len(digits) > len(_LARGEST) or (len(digits) == len(_LARGEST) and digits > _LARGEST):
+            raise invalid(
+                self._where,
+                token.column,
+                f"{token.text:.40} has more than 64 bits, and would be compared inexactly; compare texts: "
+                f"'{token.text:.40}'",
+            )
         if token.kind == "number" or word in ("true", "false"):
             return values.number(token.text)
         if word == "null":

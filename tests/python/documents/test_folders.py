@@ -12,7 +12,7 @@ import pytest
 
 from embedkit.cli.main import main
 from embedkit.documents import InputError
-from embedkit.documents.folders import Patterns
+from embedkit.documents.folders import Patterns, find_files
 from embedkit.documents.readers import Corpus, Names
 from embedkit.index import Index
 
@@ -237,4 +237,14 @@ def test_links_to_files_that_are_read_are_left_out(tmp_path: Path) -> None:
     assert [document.text for document in corpus] == ["notes", "of elsewhere"]
     assert corpus.files.left_out == ["latest.md", "two.md"]
     (folder / "2026.md").unlink()  # the link leads nowhere now
+    (folder / "self.md").symlink_to("self.md")
     assert [document.text for document in Corpus([folder])] == ["of elsewhere"]
+
+
+def test_names_of_files_below_a_root_that_has_gone_are_refused(tmp_path: Path) -> None:
+    """They would be other names, of documents that the index has already."""
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "a.txt").write_text("a")
+    with pytest.raises(InputError, match="is not there; if it was moved, name it: --root FOLDER"):
+        find_files([tmp_path / "new"], root=str(tmp_path / "old"))
+    assert find_files([tmp_path / "new"], root=str(tmp_path / "new")).names == ["a.txt"]

@@ -173,6 +173,7 @@ def test_conditions(index: Index, where: Any, expected: list[int]) -> None:
         ({"a": ["x"]}, "compared with texts, numbers and booleans"),
         ({"a": float("nan")}, "compared with texts, numbers and booleans"),
         ({"a": {"$gt": None}}, "cannot be compared with None"),
+        ({"a": 1 << 63}, "'a' cannot be compared exactly with 9223372036854775808"),
         ({"a": {"$in": "abc"}}, "take a list"),
         ({'a"b': 1}, "quotes and backslashes"),
         ("year - 3 in tags", "parentheses"),

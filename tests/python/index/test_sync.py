@@ -486,3 +486,22 @@ def test_formats_and_vectors_are_as_build_read_them(
     assert main(["build", "f", "-o", "once", "--format", "jsonl", "--dedup", "exact"]) == 0
     assert main(["sync", "f", "once"]) == 2
     assert "was built with --dedup, which sync cannot follow" in capsys.readouterr().err
+
+
+def test_an_index_of_other_inputs_than_one_folder_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files of the common folder that were not given would come in, and others be deleted."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, {"f/a/x.txt": "x", "f/b/y.txt": "y", "f/z.txt": "z"})
+    for number, inputs in enumerate((["f/a", "f/b"], ["f/z.txt"], ["f/*.txt"], ["f/a", "--root", "f"])):
+        index = f"index{number}"
+        assert main(["build", *inputs, "-o", index]) == 0
+        capsys.readouterr()
+        assert main(["sync", "f", index]) == 2
+        assert (
+            "other inputs than one folder, the root of its file names, which sync cannot"
+            in capsys.readouterr().err
+        )
+    assert main(["build", "f", "-o", "index", "--root", "f"]) == 0
+    assert main(["sync", "f", "index"]) == 0

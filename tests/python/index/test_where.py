@@ -148,6 +148,8 @@ def test_text_that_is_not_numeric_is_neither_true_nor_false(tmp_path: Path) -> N
         ("first name = 'x'", 'character 7: unexpected name; a field .* is written "in double quotes"'),
         ("not " * 101 + "a", "it is nested too deeply"),
         ("nullif(" * 20 + "a" + ", b)" * 20, "its comparisons are nested too deeply"),
+        ("id = 9223372036854775808", "character 6: 9223372036854775808 has more than 64 bits"),
+        ("a > -" + "9" * 5000, "character 6: 9{40} has more than 64 bits"),
         ("iif(" * 20 + "a" + " > b, a, b)" * 20, "its comparisons are nested too deeply"),
     ],
 )

@@ -13,6 +13,7 @@ import pytest
 from running_server import RunningServer
 
 from embedkit import Encoder
+from embedkit.serve.errors import ApiError
 from embedkit.serve.token_ids import TokenDecoder
 
 TEXTS = ["a text", "another, longer text about the weather", "", "日本語 🙂", "x " * 3000]
@@ -95,6 +96,12 @@ def test_the_first_token_ids_may_come_together() -> None:
         with ThreadPoolExecutor(8) as pool:
             asked = [pool.submit(decoder.texts, rows, "input") for _ in range(8)]
             assert [answer.result() for answer in asked] == [expected] * 8
+
+
+def test_more_token_ids_than_a_request_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedkit.serve.token_ids._MOST", 5)
+    with pytest.raises(ApiError, match="input holds 6 token ids; a request may hold 5"):
+        TokenDecoder(Encoder()).texts([[1, 2, 3], [4, 5, 6]], "input")
 
 
 def test_token_ids_of_another_vocabulary_are_refused(server: RunningServer) -> None:

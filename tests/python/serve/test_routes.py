@@ -107,10 +107,11 @@ def test_a_server_without_a_reranker_says_so(server: RunningServer) -> None:
     assert answer.status_code == 404 and "start the server with --rerank MODEL" in answer.text
     for path, body in (
         ("/rerank", {"query": "a", "documents": ["b"], "truncate": False}),
-        ("/embed", {"inputs": "a", "truncation_direction": "Left"}),
+        ("/rerank", {"query": "a", "texts": ["b"], "truncation_direction": "Left"}),
+        ("/embed", {"inputs": "a", "truncation_direction": "left"}),
     ):
         answer = server.post(path, body)
-        assert answer.status_code == 400 and "leave trunc" in answer.text
+        assert answer.status_code == 400 and "leave " in answer.text and "trunc" in answer.text
 
 
 def test_embed_as_tei(server: RunningServer) -> None:

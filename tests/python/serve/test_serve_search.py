@@ -202,6 +202,38 @@ def test_a_server_without_a_reranker_says_so(service: SearchService) -> None:
     assert error == "no reranker is served; start the server with --rerank MODEL"
 
 
+def test_a_client_that_has_gone_is_not_searched_for(
+    service: SearchService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embedkit.serve.search._BLOCK", 2)
+    texts = [f"text number {number}" for number in range(7)]
+    body = SearchRequest(query=texts)
+    gone, searched = threading.Event(), []
+    search = service.index.search
+
+    def counted(queries: list[str], k: int, **options: Any) -> Any:
+        searched.append(len(queries))
+        if slowly:
+            gone.set()
+            time.sleep(0.3)
+        return search(queries, k, **options)
+
+    async def hang_up() -> None:
+        while not gone.is_set():
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(service.index, "search", counted)
+    slowly = False
+    found = asyncio.run(service.search(body, 3, hang_up))
+    assert [hits[0].text for hits in found] == texts and searched == [2, 2, 2, 1]
+    slowly = True
+    searched.clear()
+    with pytest.raises(ApiError, match="the client closed"):
+        asyncio.run(service.search(body, 3, hang_up))
+    service.close()  # waits for what runs
+    assert searched == [2]
+
+
 def test_hits_are_not_written_for_a_client_that_has_gone(service: SearchService, slow: _Slow) -> None:
     found = service.index.search(["text"], 300)
     gone = threading.Event()
