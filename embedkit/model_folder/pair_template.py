@@ -75,9 +75,7 @@ def read_pair_template(folder: Path, tokenizer: Tokenizer) -> PairTemplate:
         settings = TokenizerSettings(folder)
         content = rebuild(read_json(path), settings, settings.class_of_transformers, path)
         return _of_processor(content.get("post_processor"), path)
-    config = folder / "tokenizer_config.json"
-    kind = read_json(config).get("tokenizer_class") if present(config) else None
-    mpnet = str(kind).removesuffix("Fast") == "MPNetTokenizer"
+    mpnet = TokenizerSettings(folder).class_of_transformers == "MPNetTokenizer"
     build = _roberta if mpnet else _bert
     return build(tokenizer.prefix_ids, tokenizer.suffix_ids)
 

@@ -19,6 +19,7 @@ __all__ = ["Tokenizer", "changes_beside", "load_tokenizer"]
 
 _CHUNK = 128  # texts passed to `tokenizers` at once: Ctrl-C waits until it returns
 _ENDED = ("GemmaTokenizer", "LlamaTokenizer")  # of transformers 4, with a template of settings
+_ENDED_BY_CODE = ("Qwen2Tokenizer",)  # by code of the model's own: gte-Qwen2
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -254,10 +255,11 @@ def _ids_around(
     """The ids before and after a text, of the template in ``content`` and of ``add_eos_token``.
 
     transformers 5 drops that setting. Models whose template lacks the token were trained with it, by transformers 4,
-    and pool its vector (e5-mistral).
+    and pool its vector (e5-mistral), or by code of their own.
     """
     prefix, suffix = template_ids(content.get("post_processor"), path)
-    if settings.tokenizer_class in _ENDED and settings.optional_flag("add_eos_token"):
+    ended = _ENDED + _ENDED_BY_CODE if settings.has_own_code else _ENDED
+    if settings.tokenizer_class in ended and settings.optional_flag("add_eos_token"):
         token = settings.token("eos_token")
         end = None if token is None else id_of(content, token["content"])
         if end is None:
@@ -295,7 +297,7 @@ def _unknown_id(model: Mapping[str, Any], ids: Mapping[str, int]) -> int | None:
 
 
 def _from_vocabulary(path: Path, settings: TokenizerSettings, lowercase_first: bool) -> Tokenizer:
-    kind = settings.tokenizer_class
+    kind = settings.class_of_transformers
     if kind and kind not in BERT_CLASSES and kind not in ("PreTrainedTokenizer", "TokenizersBackend"):
         raise ValueError(
             f"{settings.path}: a {kind} cannot be built from vocab.txt here. Save it as tokenizer.json: "

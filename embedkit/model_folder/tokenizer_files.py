@@ -83,6 +83,12 @@ class TokenizerSettings:
         return typed(self.values, "tokenizer_class", str, "", self.path).removesuffix("Fast")
 
     @property
+    def has_own_code(self) -> bool:
+        """Whether the folder names a class of its own beside that of transformers."""
+        code = self.values.get("auto_map")  # older files have the list of "AutoTokenizer" itself
+        return isinstance(code, list) or (isinstance(code, dict) and "AutoTokenizer" in code)
+
+    @property
     def class_of_transformers(self) -> str:
         """The class that transformers takes: the named one or, without a name, that of the model type."""
         config = _read_optional(self._config_path)

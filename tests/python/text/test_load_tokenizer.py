@@ -15,6 +15,7 @@ import pytest
 from tokenizer_pair import OPTIONS, SENTENCES, SPECIAL, Pair, special, subword_vocabulary
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
+from embedkit.model_folder.pair_template import read_pair_template
 from embedkit.model_folder.tokenizer import load_tokenizer
 
 TEXTS = [*SENTENCES, "a [MASK] b[SEP]", "HELLO the <mask>", "x <mask>y", "<unk>"]
@@ -333,18 +334,21 @@ def test_vocabulary_file_against_transformers(tmp_path: Path, config: dict[str, 
     assert loaded.vocab_size == len(reference)
 
 
-def test_mpnet_vocabulary_file_against_transformers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("named", [True, False])
+def test_mpnet_vocabulary_file_against_transformers(tmp_path: Path, named: bool) -> None:
+    """The class is named, or that of the model type."""
     transformers = pytest.importorskip("transformers")
     (tmp_path / "vocab.txt").write_text("\n".join(MPNET) + "\n", encoding="utf-8")
     mask = {"content": "<mask>", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False}
-    (tmp_path / "tokenizer_config.json").write_text(
-        '{"tokenizer_class": "MPNetTokenizer", "model_max_length": 512}'
-    )
+    kind = {"tokenizer_class": "MPNetTokenizer"} if named else {}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**kind, "model_max_length": 512}))
+    (tmp_path / "config.json").write_text('{"model_type": "mpnet"}')
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"mask_token": mask, "pad_token": "<pad>"}))
     reference = transformers.MPNetTokenizer.from_pretrained(tmp_path)
     loaded = load_tokenizer(tmp_path)
     assert loaded.encode_batch(TEXTS) == reference(TEXTS, add_special_tokens=False)["input_ids"]
     assert (loaded.prefix_ids, loaded.suffix_ids, loaded.pad_id) == ((0,), (2,), 1)
+    assert read_pair_template(tmp_path, loaded).between == (2, 2)
 
 
 def test_vocabulary_file_with_repeated_and_empty_lines(tmp_path: Path) -> None:
@@ -447,9 +451,11 @@ def test_damaged_vocabulary_file(tmp_path: Path) -> None:
 
 def test_vocabulary_file_of_another_kind(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("[UNK]\n")
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "BertJapaneseTokenizer"}')
-    with pytest.raises(ValueError, match="BertJapaneseTokenizer"):
-        load_tokenizer(tmp_path)
+    for named, other in (("tokenizer_config.json", "config.json"), ("config.json", "tokenizer_config.json")):
+        (tmp_path / named).write_text('{"tokenizer_class": "BertJapaneseTokenizer", "model_type": "bert"}')
+        (tmp_path / other).write_text("{}")
+        with pytest.raises(ValueError, match="BertJapaneseTokenizer"):
+            load_tokenizer(tmp_path)
 
 
 def test_no_tokenizer(tmp_path: Path) -> None:

@@ -208,3 +208,17 @@ def test_a_token_at_the_end_that_only_the_settings_name(tmp_path: Path, model_ty
     write(tmp_path, llama_file(), tokenizer_config={**settings, "add_eos_token": True, "eos_token": "<none>"})
     with pytest.raises(ValueError, match='"add_eos_token" is true, and the vocabulary has no "eos_token"'):
         load_tokenizer(tmp_path)
+
+
+def test_a_token_at_the_end_that_code_of_the_model_adds(tmp_path: Path) -> None:
+    """As in gte-Qwen2's folder, whose class of its own reads what transformers' Qwen2Tokenizer does not."""
+    settings = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "</s>", "add_eos_token": True}
+    code = "tokenization_qwen.Qwen2Tokenizer"
+    for own, ends in (({}, False), ({"AutoTokenizer": [code, None]}, True), ([code, None], True)):
+        write(
+            tmp_path,
+            llama_file(),
+            config={"model_type": "qwen2"},
+            tokenizer_config={**settings, "auto_map": own},
+        )
+        assert load_tokenizer(tmp_path).suffix_ids == ((2,) if ends else ())
