@@ -275,7 +275,7 @@ def test_a_relative_path_is_that_of_the_folder_where_it_was_given(
             "the metadata field 'f' cannot be written as JSON",
         ),
         (Document("x", "a", [1]), r"^document 1 \('a'\): the metadata is an array, not a dict of fields"),
-        (Document("x", None, "a"), "^document 1: the metadata is str, not a dict of fields"),
+        (Document("x", None, "a"), "^document 1: the metadata is a string, not a dict of fields"),
         (Document("x", "a", {"f": "\udc00"}), "the metadata field 'f' holds a lone surrogate"),
     ],
 )

@@ -134,6 +134,7 @@ def test_a_run_keeps_to_its_data(content: dict[str, Any], tmp_path: Path) -> Non
     for stopped in (False, True):
         if stopped:
             (run / "checkpoints" / "checkpoint-1").mkdir(parents=True)
+            (run / "checkpoints" / "checkpoint-1" / "trainer_state.json").write_text("{}")
             (run / "result.json").unlink()
         with pytest.raises(
             FileExistsError, match=r"other data: .*second/train\.tsv is not what .*first/train"
