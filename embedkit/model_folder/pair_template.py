@@ -70,12 +70,11 @@ def read_pair_template(folder: Path, tokenizer: Tokenizer) -> PairTemplate:
     Raises:
         ValueError: tokenizer.json is damaged, or its post-processor has no template of two texts.
     """
-    path = folder / "tokenizer.json"
+    path, settings = folder / "tokenizer.json", TokenizerSettings(folder)
     if present(path):
-        settings = TokenizerSettings(folder)
         content = rebuild(read_json(path), settings, settings.class_of_transformers, path)
         return _of_processor(content.get("post_processor"), path)
-    mpnet = TokenizerSettings(folder).class_of_transformers == "MPNetTokenizer"
+    mpnet = settings.class_of_transformers == "MPNetTokenizer"
     build = _roberta if mpnet else _bert
     return build(tokenizer.prefix_ids, tokenizer.suffix_ids)
 

@@ -35,7 +35,6 @@ class FaissGpu:
         Raises:
             RuntimeError: Faiss cannot search such an index on a GPU.
         """
-        self.check()
         faiss = import_faiss()
         options = faiss.GpuClonerOptions()
         options.useFloat16 = half

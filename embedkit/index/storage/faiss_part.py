@@ -140,11 +140,13 @@ class FaissPart:
 
         Raises:
             MemoryError: the GPU has no memory for it.
+            RuntimeError: the process was forked after the GPU was opened.
             ValueError: Faiss cannot search such an index on a GPU.
         """
         self._on_gpu = next((part._on_gpu for part in before if part._file == self._file), None)
         if self._on_gpu is not None:
             return
+        gpu.check()
         try:
             self._on_gpu = gpu.move(self.index, half=half)
         except RuntimeError as error:

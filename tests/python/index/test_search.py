@@ -408,6 +408,8 @@ def test_cuda_uses_what_faiss_moves_there(
         assert not gpu.resources[0].thisown
         with pytest.raises(RuntimeError, match="CUDA does not survive a fork: the parent process searches"):
             index.search_vectors(vectors[:1], 5)
+        with pytest.raises(RuntimeError, match="CUDA does not survive a fork"):
+            Index.open(tmp_path / "index", encoder, device="cuda:1")
     monkeypatch.setattr("embedkit.index.storage.faiss_gpu._opened", {})
     gpu.full = True
     with pytest.raises(
