@@ -275,8 +275,8 @@ class EncoderConfig:
     """The shape of an encoder; names and meaning as in a BERT's config.json.
 
     ``padding_idx``: the token that takes no position, in models that count as fairseq does; -1 for none.
-    ``relative_attention_num_buckets``: of MPNet's position bias; 0 for none. ``rotary``: positions rotate query
-    and key (``rotary_value``: and the value). ``embedding_size``: of embeddings that are projected to
+    ``relative_attention_num_buckets``: of MPNet's and T5's position bias; 0 for none. ``rotary``: positions rotate
+    query and key (``rotary_value``: and the value). ``embedding_size``: of embeddings that are projected to
     ``hidden_size``; 0 or ``hidden_size`` where they are not. The others are explained in csrc/encoder/config.h;
     ``norm_place`` is "post", "pre" or "around", ``norm_kind`` "layer", "rms" or "rms_plus_one", ``gate`` "none" or the
     half that is activated, "first" or "second".
@@ -293,8 +293,11 @@ class EncoderConfig:
     vocab_size: Final[int]
     max_position_embeddings: Final[int]
     type_vocab_size: Final[int]
+    task_type_vocab_size: Final[int]
     padding_idx: Final[int]
     relative_attention_num_buckets: Final[int]
+    position_table: Final[bool]
+    scaled_scores: Final[bool]
     rotary: Final[bool]
     rotary_value: Final[bool]
     embedding_size: Final[int]

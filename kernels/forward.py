@@ -90,6 +90,9 @@ class PackedEncoder(Packer):
         self._word = tensors["embeddings.word_embeddings.weight"]
         self._position = tensors.get("embeddings.position_embeddings.weight")
         self._type = tensors.get("embeddings.token_type_embeddings.weight")
+        tasks = tensors.get("embeddings.task_type_embeddings.weight")
+        if self._type is not None and tasks is not None:
+            self._type = self._type + tasks[0]
         self._embedding_norm = pair("embeddings.LayerNorm")
         projected = "embeddings_project.weight" in tensors
         self._projection = pair("embeddings_project") if projected else None

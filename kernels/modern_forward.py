@@ -1,13 +1,13 @@
 """The forward pass of the families since BERT's, on a packed batch on a GPU.
 
-NomicBERT, GTE and Jina v2 normalize behind each sum, as BERT does; ModernBERT and Qwen3 before each part, and Gemma 3
-before and behind it. In the second form, with a stream r and what the products read, h:
+NomicBERT, GTE and Jina v2 normalize behind each sum, as BERT does; ModernBERT, Qwen3 and T5 before each part, and
+Gemma 3 before and behind it. In the second form, with a stream r and what the products read, h:
 
     r = the embeddings, h = norm(r)
     per layer:  q, k, v = h W_qkvᵀ;  q, k = place_heads(q, k)          head norms, rotary positions
-                c = varlen_attention(q, k, v)                          window, causal mask, shared keys, ALiBi
+                c = varlen_attention(q, k, v)                          window, causal mask, shared keys, biases
                 r, h = add_norm(c W_oᵀ, r)
-                r, h = add_norm(gated_activation(h W_iᵀ) W_outᵀ, r)
+                r, h = add_norm(gated_activation(h W_iᵀ) W_outᵀ, r)    T5 without gates: relu
 
 Matrix products run in torch (cuBLAS). Launches depend only on the shapes of the batch's tensors, as in `forward`.
 Norms and biases stay float32 in every type.
@@ -26,6 +26,7 @@ from torch.nn.functional import linear
 
 from ..model_folder.folder import ModelFolder
 from .add_norm import add_norm
+from .forward import relative_bias
 from .gated import gated_activation
 from .layernorm import embed_layernorm, residual_layernorm
 from .packing import PackedBatch, Packer, loaded_tensors
@@ -87,13 +88,14 @@ class ModernEncoder(Packer):
         self._key_heads = int(config.get("num_key_value_heads", 0)) or self._heads
         self._size = int(config.get("head_size", 0)) or hidden // self._heads
         self._function = config["hidden_act"]
-        self._second = config["gate"] == "second"
+        self._gated, self._second = "gate" in config, config.get("gate") == "second"
         place = config.get("norm_place", "post")
         self._before, self._around = place != "post", place == "around"
         self._kind = config.get("norm_kind", "layer")
         self._window = int(config.get("window", 0))
         self._causal = bool(config.get("causal", False))
         self._scale = float(config.get("embedding_scale", 1.0))
+        self._score_scale = None if config.get("scaled_scores", True) else 1.0
         tensors = dict(loaded_tensors(folder, dtype, self.device, exact_vectors=True))
         self._tensors = tensors
         self._word = tensors["embeddings.word_embeddings.weight"]
@@ -104,6 +106,10 @@ class ModernEncoder(Packer):
         self._bias = None
         if config.get("alibi"):
             self._bias = torch.from_numpy(alibi_bias(self._heads, self._max_length)).to(self.device)
+        buckets = tensors.get("encoder.relative_attention_bias.weight")
+        if buckets is not None:
+            table = relative_bias(buckets.float().cpu().numpy(), self._max_length)
+            self._bias = torch.from_numpy(table).to(self.device)
         self._turns, self._local_turns = self._rotary(config)
         self._layers = self._read_layers(config)
         self._first_norm = self._norm("encoder.layer.0.attention.LayerNorm") if self._before else None
@@ -222,9 +228,10 @@ class ModernEncoder(Packer):
         return residual_layernorm(linear(x, weight), hidden, norm[0], norm[1], self._eps, bias)
 
     def _inner(self, layer: _Layer, hidden: Tensor) -> Tensor:
-        return gated_activation(
-            linear(hidden, *layer.intermediate), function=self._function, second=self._second
-        )
+        inner = linear(hidden, *layer.intermediate)
+        if not self._gated:
+            return inner.relu_()
+        return gated_activation(inner, function=self._function, second=self._second)
 
     def _attend(self, layer: _Layer, hidden: Tensor, batch: PackedBatch) -> Tensor:
         heads, shared, size = self._heads, self._key_heads, self._size
@@ -238,7 +245,8 @@ class ModernEncoder(Packer):
         window = self._window if layer.local else None
         context = varlen_attention(
             query, key, value, batch.cu_seqlens, batch.max_seqlen,
-            bias=self._bias, before=window, after=0 if self._causal else window, tile_map=batch.tile_map,
+            scale=self._score_scale, bias=self._bias,
+            before=window, after=0 if self._causal else window, tile_map=batch.tile_map,
         )  # fmt: skip
         return context.view(len(hidden), heads * size)
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from ..model_folder.architectures import counts_from_padding
+from ..model_folder.architectures import auto_class, counts_from_padding
 from ..model_folder.folder import open_folder
 from ..model_folder.modules import module_entries
 from ..model_folder.weights import WEIGHTS_FILES, stored_tensors
@@ -72,8 +72,9 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
         if not names:
             raise ValueError(f"model.dropout: {folder} ({config.model_type}) has no dropout; remove it")
         config.update(dict.fromkeys(names, options.dropout))
-    auto = getattr(transformers, kind)
-    arguments = {"add_pooling_layer": False} if kind == "AutoModel" and _has_pooling_layer(config) else {}
+    bare = kind == "AutoModel"
+    auto = getattr(transformers, auto_class(config.model_type) if bare else kind)
+    arguments = {"add_pooling_layer": False} if bare and _has_pooling_layer(config) else {}
     if options.random:
         if options.layers is not None:
             raise ValueError(
@@ -209,7 +210,10 @@ def _keep_layers(model: Any, numbers: list[int]) -> None:
     base, config = getattr(model, model.base_model_prefix, model), model.config
     owner, name = _stack(base)
     every = getattr(owner, name)
-    if numbers[0] and any(isinstance(one, nn.Identity) for one in every[0].children()):
+    if numbers[0] and (
+        any(isinstance(one, nn.Identity) for one in every[0].children())  # ModernBERT
+        or any(one.endswith("relative_attention_bias") for one, _ in every[0].named_modules())  # T5
+    ):
         raise ValueError(
             f"model.layers: the first layer of {type(base).__name__} is made for its place; keep it"
         )
@@ -228,7 +232,7 @@ def _keep_layers(model: Any, numbers: list[int]) -> None:
 def _stack(base: Any) -> tuple[Any, str]:
     """The module that holds the layers, and its name for them."""
     inner = getattr(base, "encoder", None) or getattr(base, "transformer", None) or base
-    for name in ("layer", "layers"):
+    for name in ("layer", "layers", "block"):
         if isinstance(getattr(inner, name, None), nn.ModuleList):
             return inner, name
     raise ValueError(

@@ -35,16 +35,19 @@ struct EncoderConfig {
   size_t intermediate_size = 0;
   size_t vocab_size = 0;
   size_t max_position_embeddings = 0;
-  size_t type_vocab_size = 0;  ///< 0: the model has no token types
+  size_t type_vocab_size = 0;       ///< 0: the model has no token types
+  size_t task_type_vocab_size = 0;  ///< of ERNIE's tasks, of which texts have the first; 0: none
   /// The token that takes no position; the others count from the one after it, as in fairseq. -1: no such
   /// token, positions count from 0.
   int32_t padding_idx = -1;
-  /// Of the relative position bias that all layers share (MPNet); 0: none.
+  /// Of the relative position bias that all layers share (MPNet, T5); 0: none.
   size_t relative_attention_num_buckets = 0;
-  bool rotary = false;        ///< positions rotate query and key instead of a position table
-  bool rotary_value = false;  ///< and the value
-  size_t embedding_size = 0;  ///< of the embeddings where they are projected to hidden_size; 0: they are not
-  size_t head_size = 0;       ///< 0: hidden_size / num_attention_heads
+  bool position_table = true;  ///< positions are added to the embeddings, unless they are rotary or ALiBi's
+  bool scaled_scores = true;   ///< the products of queries and keys are divided by the root of head_size
+  bool rotary = false;         ///< positions rotate query and key instead of a position table
+  bool rotary_value = false;   ///< and the value
+  size_t embedding_size = 0;   ///< of the embeddings where they are projected to hidden_size; 0: they are not
+  size_t head_size = 0;        ///< 0: hidden_size / num_attention_heads
   size_t num_key_value_heads = 0;  ///< that groups of query heads share; 0: each has its own
   /// Positions rotate features i and i + head_size / 2 of query and key by position / base^(2i / head_size) /
   /// divisor. A base of 0: they do not.

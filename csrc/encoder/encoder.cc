@@ -361,6 +361,7 @@ void Encoder::attend(const PackedBatch& batch, Workspace& w, size_t index, const
         .ld = w.query_key_value_.ld,
         .length = batch.length(sequence),
         .head_size = head_size,
+        .scale = config_.scaled_scores ? 1.0f / std::sqrt(static_cast<float>(head_size)) : 1.0f,
         .out = w.context_.floats().row(row) + column,
         .ld_out = w.context_.floats().ld,
         .scratch = w.scratch_[static_cast<size_t>(worker.index)].data(),

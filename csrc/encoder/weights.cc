@@ -250,8 +250,9 @@ void EncoderConfig::validate() const {
   require(!rotary || checked_mul(max_position_embeddings, head_size) <= size_t{1} << 26,
           "max_position_embeddings is ", max_position_embeddings, "; the rotary table for heads of ",
           head_size, " features would be too large");
-  require(!alibi || checked_mul(max_position_embeddings, num_attention_heads) <= size_t{1} << 24,
-          "max_position_embeddings is ", max_position_embeddings, "; the ALiBi table for ",
+  require((!alibi && position_table) ||
+              checked_mul(max_position_embeddings, num_attention_heads) <= size_t{1} << 24,
+          "max_position_embeddings is ", max_position_embeddings, "; the table of distances for ",
           num_attention_heads, " heads would be too large");
   require(layer_norm_eps >= 0 && layer_norm_eps < 1, "layer_norm_eps is ", layer_norm_eps,
           "; it must be in [0, 1)");
@@ -462,6 +463,12 @@ Weights load_weights(const EncoderConfig& config, const Tensors& tensors, const 
         reader.floats("embeddings.token_type_embeddings.weight", {config.type_vocab_size, embedded});
     std::copy_n(static_cast<const float*>(types.data), token_types.size(), token_types.data());
   }
+  if (config.task_type_vocab_size > 0) {
+    const Tensor tasks =
+        reader.floats("embeddings.task_type_embeddings.weight", {config.task_type_vocab_size, embedded});
+    for (size_t i = 0; i < token_types.size(); ++i)
+      token_types.data()[i] += static_cast<const float*>(tasks.data)[i % embedded];
+  }
   RelativeBias relative_bias;
   if (config.relative_attention_num_buckets > 0)
     relative_bias =
@@ -489,7 +496,7 @@ Weights load_weights(const EncoderConfig& config, const Tensors& tensors, const 
     weights.rotary = RotaryTable(
         ready, width,
         {config.rotary_base, config.rotary_divisor, config.rotary_short_wave, config.rotary_long_wave});
-  else if (!config.alibi && config.num_hidden_layers > 0)
+  else if (config.position_table && !config.alibi && config.num_hidden_layers > 0)
     weights.positions =
         reader.table("embeddings.position_embeddings", config.max_position_embeddings, embedded);
   if (config.embedding_size > 0)

@@ -1,4 +1,4 @@
-// softmax(q kᵀ / sqrt(head_size) + bias) v for one sequence and one head, written once for every vector type.
+// softmax(scale q kᵀ + bias) v for one sequence and one head, written once for every vector type.
 //
 // kᵀ is laid out once per task with the keys along the vector lanes; then blocks of query rows go through the
 // register tile, the softmax and the tile again while their scores stay in the first-level cache. Keys past
@@ -6,7 +6,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include "base/aligned.h"
@@ -113,7 +112,6 @@ void attend(const AttentionTask& task) {
   for (size_t j = 0; j < keys; j += V::kLanes)
     for (size_t d = 0; d < features; d += V::kLanes)
       V::transpose(task.k + j * task.ld + d, task.ld, transposed + d * keys + j, keys);
-  const float factor = 1.0f / std::sqrt(static_cast<float>(task.head_size));
   const bool whole = features == task.head_size;  // whole vectors: the tile can write the result itself
   over_tiles(task.length, kRows, [&](size_t row, size_t height) {
     // The keys that some row of the tile sees, from a whole vector on: all of them without limits.
@@ -125,11 +123,11 @@ void attend(const AttentionTask& task) {
     float inverse[kRows];
     for (size_t r = 0; r < height; ++r) {
       float* line = scores + r * keys;
-      if (task.bias != nullptr) add_bias<V>(line, task.bias + first - (row + r), padded, factor);
+      if (task.bias != nullptr) add_bias<V>(line, task.bias + first - (row + r), padded, task.scale);
       const auto [begin, end] = seen_by(task, row + r);
       const Seen seen{begin - first, end - first};
       hide(line, visible, seen, std::numeric_limits<float>::lowest());
-      inverse[r] = softmax<V>(line, visible, padded, task.bias != nullptr ? 1.0f : factor);
+      inverse[r] = softmax<V>(line, visible, padded, task.bias != nullptr ? 1.0f : task.scale);
       hide(line, visible, seen, 0.0f);
     }
     float* out = task.out + row * task.ld_out;

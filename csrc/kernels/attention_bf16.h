@@ -4,7 +4,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -56,7 +55,6 @@ class Bf16Attention {
   void run() {
     pack_keys();
     pack_values();
-    const float factor = 1.0f / std::sqrt(static_cast<float>(task_.head_size));
     over_tiles(task_.length, kRows, [&](size_t row, size_t height) {
       // The keys that some row of the tile sees, from a whole vector on: all of them without limits.
       const size_t first = seen_by(task_, row).begin / V::kLanes * V::kLanes;
@@ -65,7 +63,7 @@ class Bf16Attention {
       multiply(bytes(at_.q), at_.row * sizeof(float), base_ + first, at_.keys, (task_.head_size + 1) / 2,
                height, base_ + at_.scores, at_.keys, round_up(visible, V::kLanes));
       float inverse[kRows];
-      for (size_t r = 0; r < height; ++r) inverse[r] = probabilities(r, row + r, first, visible, factor);
+      for (size_t r = 0; r < height; ++r) inverse[r] = probabilities(r, row + r, first, visible);
       mix_values(row, height, first, visible, inverse);
     });
   }
@@ -123,7 +121,8 @@ class Bf16Attention {
 
   /// exp(s - max s) of row r of the block in bfloat16, zero for keys that `query` does not see; returns 1 / Σ
   /// exp.
-  float probabilities(size_t r, size_t query, size_t first, size_t visible, float factor) const {
+  float probabilities(size_t r, size_t query, size_t first, size_t visible) const {
+    float factor = task_.scale;
     const size_t padded = round_up(visible, V::kLanes);
     const size_t whole = visible / V::kLanes * V::kLanes;
     const float lowest = std::numeric_limits<float>::lowest();

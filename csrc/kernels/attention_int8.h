@@ -17,7 +17,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstring>
 #include <limits>
 #include <numeric>
@@ -178,7 +177,7 @@ class Int8Attention {
   }
 
   void run() {
-    const float scores = pack_queries() * pack_keys() / std::sqrt(static_cast<float>(task_.head_size));
+    const float scores = pack_queries() * pack_keys() * task_.scale;
     const FixedScale<V> scale(scores * kLog2E);
     const float values = pack_values();
     over_tiles(task_.length, kRows, [&](size_t row, size_t height) {

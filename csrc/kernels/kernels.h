@@ -59,7 +59,7 @@ struct PackedLinear {
   const float* row_sums;  ///< int8 only
 };
 
-/// One sequence and one head: softmax(q kᵀ / sqrt(head_size) + bias) v.
+/// One sequence and one head: softmax(scale q kᵀ + bias) v.
 struct AttentionTask {
   const float* q;  ///< (length, head_size), as k and v
   const float* k;
@@ -67,6 +67,7 @@ struct AttentionTask {
   size_t ld;  ///< of q, k and v
   size_t length;
   size_t head_size;
+  float scale;
   float* out;  ///< (length, head_size)
   size_t ld_out;
   float* scratch;  ///< Attention::scratch(length, head_size) floats

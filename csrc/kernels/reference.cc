@@ -202,7 +202,6 @@ void rotate(float* x, size_t ld, size_t rows, size_t head_size, const float* tab
 size_t attention_scratch(size_t length, size_t) { return length; }
 
 void attend(const AttentionTask& task) {
-  const float factor = 1.0f / std::sqrt(static_cast<float>(task.head_size));
   float* scores = task.scratch;
   for (size_t i = 0; i < task.length; ++i) {
     const size_t first = i > task.before ? i - task.before : 0;
@@ -211,7 +210,7 @@ void attend(const AttentionTask& task) {
     for (size_t j = first; j < end; ++j) {
       float dot = 0;
       for (size_t d = 0; d < task.head_size; ++d) dot += task.q[i * task.ld + d] * task.k[j * task.ld + d];
-      scores[j] = dot * factor;
+      scores[j] = dot * task.scale;
       if (task.bias != nullptr) scores[j] += task.bias[static_cast<ptrdiff_t>(j) - static_cast<ptrdiff_t>(i)];
       high = std::max(high, scores[j]);
     }

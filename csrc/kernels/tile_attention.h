@@ -6,7 +6,7 @@
 // values. So it goes on from block to block and from head to head. The last block of a head begins early
 // enough to be whole, as in tile_kernels.h.
 //
-// A weight is 2^score, the queries having been multiplied by log2(e) / sqrt(head_size), and a row is divided
+// A weight is 2^score, the queries having been multiplied by log2(e) times the scale, and a row is divided
 // by the sum of its weights at the end. That needs no maximum unless the sum leaves the range in which floats
 // are exact enough: only then is the block done again with scores less the maximum of their row. The sum is
 // that of the rounded weights: the product with a column of ones, which are zeros for the keys that fill up a
@@ -14,7 +14,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include "base/aligned.h"
@@ -76,7 +75,7 @@ class TileAttention {
         heads_(heads),
         length_(tasks->length),
         head_size_(tasks->head_size),
-        factor_(kLog2E / std::sqrt(static_cast<float>(head_size_))),
+        factor_(kLog2E * tasks->scale),
         at_(length_, head_size_),
         height_(std::min(length_, kTileRows)),
         tiles_(height_) {

@@ -183,8 +183,8 @@ class Operands {
     std::vector<AttentionTask> tasks;
     for (size_t head = 0; head < kHeads; ++head) {
       const float* q = query_key_value_.data() + head * columns_;
-      tasks.push_back({q, q + width, q + 2 * width, ld, rows_, columns_, out_.data() + head * columns_,
-                       ld_out_, scratch_.data()});
+      tasks.push_back({q, q + width, q + 2 * width, ld, rows_, columns_, 0.125f,
+                       out_.data() + head * columns_, ld_out_, scratch_.data()});
     }
     return {[] {}, [tasks, &kernel] { kernel.run(tasks.data(), tasks.size()); }, kHeads};
   }

@@ -22,7 +22,7 @@ from ..model_folder.folder import ModelFolder
 from ..model_folder.weights import core_head
 from .stage import Request
 
-__all__ = ["DTYPES", "PackedModel", "finish_on_device"]
+__all__ = ["DTYPES", "PackedModel", "encoder_class", "finish_on_device"]
 
 DTYPES = {
     "fp32": torch.float32,
@@ -34,6 +34,11 @@ DTYPES = {
 }
 _FUSED_POOLING = ("mean", "max", "cls")
 _FUSED_ACTIVATION = ("identity", "tanh")
+
+
+def encoder_class(folder: ModelFolder) -> type[PackedEncoder] | type[ModernEncoder]:
+    """The forward pass of the folder's family: those since BERT's have gates, or norms before each part."""
+    return ModernEncoder if folder.config.keys() & {"gate", "norm_place"} else PackedEncoder
 
 
 class PackedModel:
@@ -53,9 +58,7 @@ class PackedModel:
         """
         dtype = DTYPES[precision]
         products: Any = precision if precision in ("fp8", "int8") else None
-        # A gated feed-forward layer is what the families since BERT's have in common.
-        encoder = ModernEncoder if folder.config.get("gate") else PackedEncoder
-        self.hidden = encoder(folder, dtype=dtype, products=products, device=device)
+        self.hidden = encoder_class(folder)(folder, dtype=dtype, products=products, device=device)
         self.dimension = folder.dimension
         self._modes = folder.pooling.modes
         self._fused: dict[str, Any] = {}

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from ..model_folder.architectures import auto_class
 from ..model_folder.folder import ModelFolder
 from ..model_folder.modules import Dense
 from ..model_folder.weights import core_head, stored_tensors
@@ -115,10 +116,10 @@ def _head(folder: ModelFolder) -> nn.Sequential:
 
 def _transformer(folder: ModelFolder) -> nn.Module:
     """The folder's model in transformers. ONNX Runtime fuses the pattern of eager attention."""
-    from transformers import AutoConfig, AutoModel
+    import transformers
 
-    config = AutoConfig.from_pretrained(folder.transformer, local_files_only=True)
-    create: Any = AutoModel.from_config  # not typed
+    config = transformers.AutoConfig.from_pretrained(folder.transformer, local_files_only=True)
+    create: Any = getattr(transformers, auto_class(config.model_type)).from_config  # not typed
     model: nn.Module = create(config, attn_implementation="eager").float().eval()
     _assign(model, _named_as_in(model, folder))
     return model

@@ -23,6 +23,7 @@ __all__ = [
     "Architecture",
     "CoreConfig",
     "TensorSpec",
+    "auto_class",
     "counts_from_padding",
     "graph_config",
     "layer_norm",
@@ -407,6 +408,11 @@ _BEHIND_PADDING = {
 def counts_from_padding(model_type: object) -> bool:
     """Whether the first token's position is the padding id plus one (RoBERTa, MPNet), not 0."""
     return model_type in _BEHIND_PADDING
+
+
+def auto_class(model_type: object) -> str:
+    """The auto class of transformers that is the encoder alone."""
+    return "AutoModelForTextEncoding" if model_type in ("t5", "mt5") else "AutoModel"
 
 
 def graph_config(config: Mapping[str, Any], where: str) -> CoreConfig:

@@ -72,6 +72,11 @@ def open_cross_encoder(path: Path) -> CrossEncoderFolder:
     where = transformer / "config.json"
     listed = present(path / "modules.json")
     score = _score(raw, where, logit_score, listed=listed)
+    if score is None and not architecture.classifier[2]:
+        raise ValueError(
+            f"{where}: embedkit does not compute the classifier of {architecture.family} models; use "
+            "sentence-transformers"
+        )
     labels = _labels(raw, where) if score is None else ("LABEL_0",)
     settings = TokenizerSettings(transformer)
     typed = settings.uses_token_types(settings.class_of_transformers)

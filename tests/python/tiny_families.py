@@ -15,6 +15,7 @@ __all__ = [
     "SHAPE",
     "SPECIAL",
     "WORDS",
+    "auto_class",
     "randomize",
     "tiny",
     "write_tokenizer",
@@ -28,6 +29,7 @@ SHAPE = {
     "max_position_embeddings": 9000,
 }
 DECODER = {**SHAPE, "head_dim": 14, "num_key_value_heads": 2, "num_attention_heads": 6, "hidden_size": 42}
+T5 = {"d_model": 40, "num_layers": 4, "num_heads": 4, "d_ff": 72, "d_kv": 10}
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
@@ -86,6 +88,16 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         {**SHAPE, "type_vocab_size": 1, "pad_token_id": 1, "max_position_embeddings": 802},
     ),
     "electra": ("ElectraConfig", {**SHAPE, "embedding_size": 24, "max_position_embeddings": 800}),
+    "data2vec": (
+        "Data2VecTextConfig",
+        {**SHAPE, "type_vocab_size": 1, "pad_token_id": 1, "max_position_embeddings": 802},
+    ),
+    "ernie": ("ErnieConfig", {**SHAPE, "max_position_embeddings": 800}),
+    "ernie-tasks": ("ErnieConfig", {**SHAPE, "max_position_embeddings": 800, "use_task_id": True}),
+    "eurobert": ("EuroBertConfig", DECODER),
+    "t5": ("T5Config", T5),
+    "t5-gated": ("T5Config", {**T5, "feed_forward_proj": "gated-gelu"}),
+    "mt5": ("MT5Config", {**T5, "d_kv": 14}),
     "albert": ("AlbertConfig", {**SHAPE, "embedding_size": 24, "max_position_embeddings": 800}),
     "albert-groups": (
         "AlbertConfig",
@@ -124,11 +136,19 @@ def randomize(model: Any) -> Any:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             spread = 0.3 if parameter.ndim == 1 else 1.2 / parameter.shape[-1] ** 0.5
+            if name.endswith("SelfAttention.q.weight"):  # T5 does not divide the scores
+                spread /= model.config.d_kv**0.5
             around = 1.0 if "norm" in name.lower() and "weight" in name and not gemma else 0.0
             parameter.normal_(around, spread)
             if parameter.ndim == 1 and "norm" in name.lower():
                 parameter[3] += 2
     return model.eval()
+
+
+def auto_class(model_type: str) -> Any:
+    """The class of transformers that computes a text's hidden states."""
+    transformers = pytest.importorskip("transformers")
+    return transformers.AutoModelForTextEncoding if "t5" in model_type else transformers.AutoModel
 
 
 def tiny(path: Path, kind: str, **changes: Any) -> Path:
@@ -139,6 +159,6 @@ def tiny(path: Path, kind: str, **changes: Any) -> Path:
         pytest.skip(f"this transformers has no {cls}")
     ids = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
     config = getattr(transformers, cls)(vocab_size=len(SPECIAL) + len(WORDS), **{**ids, **options, **changes})
-    randomize(transformers.AutoModel.from_config(config)).save_pretrained(path)
+    randomize(auto_class(config.model_type).from_config(config)).save_pretrained(path)
     write_tokenizer(path)
     return path

@@ -7,34 +7,45 @@ the values of ``config.json`` that must be as the core computes, and the names o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..architectures import ARCHITECTURES, Architecture
-from .decoders import GEMMA3, LLAMA, MISTRAL, QWEN2, QWEN3
+from .decoders import EUROBERT, GEMMA3, LLAMA, LLAMA_BIDIREC, MISTRAL, QWEN2, QWEN3
 from .gated import GTE, MODERNBERT, NATIVE_NOMIC, NOMIC
-from .kin import ALBERT, ELECTRA, JINA
+from .kin import ALBERT, ELECTRA, ERNIE, JINA
+from .t5 import T5, T5_GATED
 
 __all__ = ["REFUSED", "architecture_of", "known_types"]
 
-REFUSED = dict.fromkeys(
-    ("deberta", "deberta-v2"),
-    "disentangled attention (content to position and back), which the core does not compute",
-)
+REFUSED = {
+    **dict.fromkeys(
+        ("deberta", "deberta-v2"),
+        "disentangled attention (content to position and back), which the core does not compute",
+    ),
+    "umt5": "a bias by distance in every layer, and the core computes one for all",
+}
 """Model types that are asked for and do not run -> what they have."""
 
 _FAMILIES: dict[str, Architecture] = {
     "albert": ALBERT,
     "camembert": ARCHITECTURES["roberta"],
+    "data2vec-text": replace(ARCHITECTURES["roberta"], prefix="data2vec_text."),
     "electra": ELECTRA,
+    "ernie": ERNIE,
+    "eurobert": EUROBERT,
     "gemma3_text": GEMMA3,
     "gte": GTE,
     "llama": LLAMA,
+    "llama_bidirec": LLAMA_BIDIREC,
     "mistral": MISTRAL,
     "modernbert": MODERNBERT,
+    "mt5": T5_GATED,
     "new": GTE,
     "nomic_bert": NATIVE_NOMIC,
     "qwen2": QWEN2,
     "qwen3": QWEN3,
+    "t5": T5,
 }
 
 
@@ -47,6 +58,7 @@ def architecture_of(raw: Mapping[str, Any]) -> Architecture | None:
     """The entry of a ``config.json``; None if there is none.
 
     Two files have another model's name: JinaBERT's says ``bert``, and NomicBERT has its own names of keys on the Hub.
+    T5 has two kinds of feed-forward layer under one name.
     """
     name = raw.get("model_type")
     if not isinstance(name, str):
@@ -55,4 +67,6 @@ def architecture_of(raw: Mapping[str, Any]) -> Architecture | None:
         return JINA
     if name == "nomic_bert" and "n_embd" in raw:
         return NOMIC
+    if name in ("t5", "mt5") and raw.get("feed_forward_proj") is not None:
+        return T5_GATED if str(raw["feed_forward_proj"]).startswith("gated-") else T5
     return ARCHITECTURES.get(name) or _FAMILIES.get(name)

@@ -1,4 +1,4 @@
-"""Decoders that embed and rank: Qwen2 and 3, Llama, Mistral, EmbeddingGemma."""
+"""Decoders that embed and rank: Qwen2 and 3, Llama, Mistral, EmbeddingGemma; EuroBERT, made of a decoder's layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import replace
 from ..architectures import INTEGERS, Architecture, CoreConfig, layer_norm, linear
 from .fields import SILU, Config, flag, integer, local_layers, number, refuse, rope, two_ropes
 
-__all__ = ["GEMMA3", "LLAMA", "MISTRAL", "QWEN2", "QWEN3"]
+__all__ = ["EUROBERT", "GEMMA3", "LLAMA", "LLAMA_BIDIREC", "MISTRAL", "QWEN2", "QWEN3"]
 
 _DECODER_LAYER = "layers.{}"
 _QUERIES, _KEYS = "num_attention_heads*head_size", "num_key_value_heads*head_size"
@@ -44,8 +44,17 @@ _DECODER_NAMES = {
 _LAYERS = {"layers.": "encoder.layer."}  # behind the names that begin with a layer's own
 
 
-def _read_decoder(raw: Config, config: CoreConfig, where: str) -> None:
+def _read_heads(raw: Config, config: CoreConfig, where: str) -> None:
     refuse(raw, where, {"attention_bias": (False,)})
+    heads = int(config["num_attention_heads"])
+    config["num_key_value_heads"] = integer(raw, "num_key_value_heads", where, 1, heads)
+    config["head_size"] = integer(raw, "head_dim", where, 1, int(config["hidden_size"]) // heads)
+    if heads % int(config["num_key_value_heads"]):
+        raise ValueError(f"{where}: num_attention_heads {heads} is not a multiple of num_key_value_heads")
+
+
+def _read_decoder(raw: Config, config: CoreConfig, where: str) -> None:
+    _read_heads(raw, config, where)
     code = raw.get("auto_map")
     if isinstance(code, dict) and "AutoModel" in code and "is_causal" not in raw:
         warnings.warn(
@@ -57,11 +66,6 @@ def _read_decoder(raw: Config, config: CoreConfig, where: str) -> None:
     config["causal"] = flag(raw, "is_causal", where, True)
     if config["causal"] and raw.get("model_type") != "gemma3_text":  # others' own code reads it
         refuse(raw, where, {"use_bidirectional_attention": (False, None)})
-    heads = int(config["num_attention_heads"])
-    config["num_key_value_heads"] = integer(raw, "num_key_value_heads", where, 1, heads)
-    config["head_size"] = integer(raw, "head_dim", where, 1, int(config["hidden_size"]) // heads)
-    if heads % int(config["num_key_value_heads"]):
-        raise ValueError(f"{where}: num_attention_heads {heads} is not a multiple of num_key_value_heads")
 
 
 def _read_qwen3(raw: Config, config: CoreConfig, where: str) -> None:
@@ -118,6 +122,23 @@ LLAMA = replace(
     constants={**QWEN3.constants, "query_key_norm": False},
     read=_read_llama,
 )
+
+
+def _read_both_sides(raw: Config, config: CoreConfig, where: str) -> None:
+    refuse(raw, where, {"mlp_bias": (False,)})
+    _read_heads(raw, config, where)
+    rope(raw, config, where, number(raw, "rope_theta", where, 10000.0))
+
+
+EUROBERT = replace(
+    LLAMA,
+    family="eurobert",
+    constants={**LLAMA.constants, "causal": False},
+    classifier=("", None, ""),
+    epsilon=1e-5,
+    read=_read_both_sides,
+)
+LLAMA_BIDIREC = replace(EUROBERT, family="llama_bidirec", epsilon=1e-6)
 
 
 def _read_mistral(raw: Config, config: CoreConfig, where: str) -> None:

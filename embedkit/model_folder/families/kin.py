@@ -1,4 +1,4 @@
-"""BERT's kin: ELECTRA, ALBERT, JinaBERT v2."""
+"""BERT's kin: ELECTRA, ERNIE, ALBERT, JinaBERT v2."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..architectures import (
     layer_norm,
     linear,
 )
-from .fields import Config, refuse
+from .fields import Config, flag, integer, refuse
 
-__all__ = ["ALBERT", "ELECTRA", "JINA"]
+__all__ = ["ALBERT", "ELECTRA", "ERNIE", "JINA"]
 
 _NO_DECODER = {"is_decoder": False, "add_cross_attention": False}
 _ROFORMER = ARCHITECTURES["roformer"]
@@ -32,6 +32,23 @@ ELECTRA = replace(
     classifier=("classifier.dense", "gelu", "classifier.out_proj"),
     constants={},
     flags=(),
+)
+
+
+def _read_ernie(raw: Config, config: CoreConfig, where: str) -> None:
+    tasks = integer(raw, "task_type_vocab_size", where, 1, 3)
+    config["task_type_vocab_size"] = tasks if flag(raw, "use_task_id", where, False) else 0
+
+
+_BERT = ARCHITECTURES["bert"]
+ERNIE = replace(
+    _BERT,
+    prefix="ernie.",
+    tensors={
+        **_BERT.tensors,
+        "embeddings.task_type_embeddings.weight": (("task_type_vocab_size", "hidden_size"), False),
+    },
+    read=_read_ernie,
 )
 
 _ALBERT_GROUP = "encoder.albert_layer_groups.{}.albert_layers.0"

@@ -21,7 +21,8 @@ struct Limits {
 /// Of (length, 3 head_size) queries, keys and values, and the biases of (2 length - 1) distances and the
 /// slack that may be read, or none; `error` is allowed in each element of the result.
 void check(const Attention& attention, Matrix& qkv, size_t length, size_t head_size,
-           const std::vector<float>& bias, double error, Limits limits = {}) {
+           const std::vector<float>& bias, double error, Limits limits = {}, float scale = 0) {
+  if (scale == 0) scale = 1.0f / std::sqrt(static_cast<float>(head_size));
   const bool biased = !bias.empty();
   Matrix out(length, 3 * head_size, 1, 7, 7);
   std::vector<float> scratch(attention.scratch(length, head_size) + Kernels::kSlack);
@@ -32,6 +33,7 @@ void check(const Attention& attention, Matrix& qkv, size_t length, size_t head_s
                            qkv.ld,
                            length,
                            head_size,
+                           scale,
                            out.row(0) + head_size,
                            out.ld,
                            scratch.data(),
@@ -44,7 +46,7 @@ void check(const Attention& attention, Matrix& qkv, size_t length, size_t head_s
     double high = -1e300, sum = 0;
     for (size_t j = 0; j < length; ++j) {
       for (size_t d = 0; d < head_size; ++d) scores[j] += double{qkv.row(i)[d]} * qkv.row(j)[head_size + d];
-      scores[j] /= std::sqrt(static_cast<double>(head_size));
+      scores[j] *= scale;
       if (biased) scores[j] += bias[length - 1 + j - i];
       if ((j < i && i - j > limits.before) || (j > i && j - i > limits.after)) scores[j] = -1e300;
       high = std::max(high, scores[j]);
@@ -64,9 +66,10 @@ std::vector<float> biases(size_t length) { return random_floats(2 * length - 1 +
 
 /// Of queries, keys and values up to `magnitude`.
 void check(const Attention& attention, size_t length, size_t head_size, float magnitude, bool biased,
-           double error, Limits limits = {}) {
+           double error, Limits limits = {}, float scale = 0) {
   Matrix qkv(length, 3 * head_size, static_cast<unsigned>(length + head_size), -magnitude, magnitude);
-  check(attention, qkv, length, head_size, biased ? biases(length) : std::vector<float>{}, error, limits);
+  check(attention, qkv, length, head_size, biased ? biases(length) : std::vector<float>{}, error, limits,
+        scale);
 }
 
 /// Of queries and keys that 8 bits hold exactly, so that the softmax is what errs: scores of every size,
@@ -103,8 +106,8 @@ void check_heads(const Attention& attention, size_t length, size_t head_size) {
   std::vector<AttentionTask> tasks;
   for (size_t head = 0; head < kHeads; ++head) {
     const float* q = qkv.row(0) + head * head_size;
-    AttentionTask task{q,         q + width, q + 2 * width, qkv.ld,        length,
-                       head_size, nullptr,   alone.ld,      scratch.data()};
+    AttentionTask task{q,         q + width, q + 2 * width, qkv.ld,   length,
+                       head_size, 0.25f,     nullptr,       alone.ld, scratch.data()};
     task.out = alone.row(0) + head * head_size;
     attention.run(&task, 1);
     task.out = together.row(0) + head * head_size;
@@ -129,7 +132,7 @@ int main() {
     for (const Attention* attention :
          {&kernels.attention, &kernels.bf16.attention, &kernels.attention_int8}) {
       std::vector<float> row(96), scratch(attention->scratch(0, 32) + Kernels::kSlack);
-      AttentionTask task{row.data(), row.data() + 32, row.data() + 64, 96, 0, 32, nullptr,
+      AttentionTask task{row.data(), row.data() + 32, row.data() + 64, 96, 0, 32, 1.0f, nullptr,
                          32,         scratch.data()};
       task.out = row.data();
       attention->run(&task, 1);
@@ -159,6 +162,8 @@ int main() {
           // bfloat16 has 8 bits.
           check(bf16, length, head_size, 1, biased, 0.008);
           check(bf16, length, head_size, 4, biased, 0.3);
+          for (const Attention* attention : {&fp32, &bf16, &int8})
+            check(*attention, length, head_size, 1, biased, attention == &fp32 ? 4e-5 : 0.012, {}, 0.02f);
           for (const Limits limits : {Limits{0, 0}, Limits{3, 3}, Limits{64, 64},
                                       Limits{AttentionTask::kUnlimited, 0}, Limits{20, 0}, Limits{1, 130}}) {
             check(fp32, length, head_size, 1, biased, 4e-5, limits);

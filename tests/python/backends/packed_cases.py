@@ -64,7 +64,7 @@ def test_vectors_of_the_core(head: str, make_model: Make, few: list[str]) -> Non
         np.testing.assert_allclose(result, expected, rtol=0, atol=3e-5 * np.abs(expected).max())
 
 
-@pytest.mark.parametrize("kind", ["modernbert", "gte", "qwen3", "gemma"])
+@pytest.mark.parametrize("kind", ["modernbert", "gte", "qwen3", "gemma", "t5"])
 def test_families_since_bert(kind: str, tmp_path: Path) -> None:
     """Windows, rotary positions, gates, causal masks and shared keys behind `Encoder`; texts beyond a window."""
     folder = tiny_family(tmp_path / kind, kind, num_hidden_layers=2)

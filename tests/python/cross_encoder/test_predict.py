@@ -335,7 +335,8 @@ def _changed(folder: Path, target: Path, **changes: Any) -> Path:
         ({"id2label": {"0": "a", "2": "b"}}, "id2label must name the classes"),
         ({"id2label": {"0": "a", "1": "b"}}, r"'classifier.weight' has the shape \[1, 40\]"),
         ({"id2label": None, "num_labels": True}, "num_labels must be an integer"),
-        ({"model_type": "t5"}, "unknown model_type 't5'; expected one of bert"),
+        ({"model_type": "gpt2"}, "unknown model_type 'gpt2'; expected one of bert"),
+        ({"model_type": "eurobert"}, "does not compute the classifier of eurobert models"),
         ({"sbert_ce_default_activation_function": "os.system"}, "unknown activation 'os.system'"),
     ],
 )

@@ -216,6 +216,40 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"alibi": True, "gate": "first", "hidden_act": "gelu", "max_position_embeddings": 8192},
     ),
+    "sentence-transformers/sentence-t5-base": (
+        {
+            "architectures": ["T5EncoderModel"], "d_ff": 3072, "d_kv": 64, "d_model": 768, "decoder_start_token_id": 0,
+            "dropout_rate": 0.1, "eos_token_id": 1, "feed_forward_proj": "relu", "initializer_factor": 1.0,
+            "is_encoder_decoder": True, "layer_norm_epsilon": 1e-06, "model_type": "t5", "n_positions": 512,
+            "num_decoder_layers": 12, "num_heads": 12, "num_layers": 12, "output_past": True, "pad_token_id": 0,
+            "relative_attention_num_buckets": 32, "torch_dtype": "float16", "use_cache": True, "vocab_size": 32128,
+        },
+        {
+            "head_size": 64, "hidden_act": "relu", "gate": None, "norm_kind": "rms", "norm_place": "pre",
+            "scaled_scores": False, "position_table": False, "relative_attention_num_buckets": 32,
+            "max_position_embeddings": 8192,
+        },
+    ),
+    "a T5 1.1": (
+        {
+            "architectures": ["T5ForConditionalGeneration"], "d_ff": 2048, "d_kv": 64, "d_model": 768,
+            "dropout_rate": 0.1, "feed_forward_proj": "gated-gelu", "is_encoder_decoder": True,
+            "layer_norm_epsilon": 1e-06, "model_type": "t5", "num_heads": 12, "num_layers": 12,
+            "relative_attention_max_distance": 128, "relative_attention_num_buckets": 32, "vocab_size": 32128,
+        },
+        {"head_size": 64, "hidden_act": "gelu_new", "gate": "first", "layer_norm_eps": 1e-06},
+    ),
+    "EuroBERT/EuroBERT-210m": (
+        {
+            "architectures": ["EuroBertForMaskedLM"], "attention_bias": False, "attention_dropout": 0.0,
+            "auto_map": {"AutoModel": "modeling_eurobert.EuroBertModel"}, "bos_token_id": 128000,
+            "eos_token_id": 128001, "hidden_act": "silu", "hidden_size": 768, "intermediate_size": 3072,
+            "max_position_embeddings": 8192, "mlp_bias": False, "model_type": "eurobert", "num_attention_heads": 12,
+            "num_hidden_layers": 12, "num_key_value_heads": 12, "rms_norm_eps": 1e-05, "rope_theta": 250000,
+            "vocab_size": 128256,
+        },
+        {"rotary_base": 250000.0, "causal": False, "head_size": 64, "layer_norm_eps": 1e-05},
+    ),
     "BAAI/bge-m3": (
         {
             "architectures": ["XLMRobertaModel"], "attention_probs_dropout_prob": 0.1, "bos_token_id": 0,

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from changed_folder import changed
-from tiny_families import KINDS, LLAMA3, WORDS, tiny
+from tiny_families import KINDS, LLAMA3, WORDS, auto_class, tiny
 
 from embedkit import Encoder, _core
 
@@ -46,7 +46,8 @@ def expected(folder: Path, texts: list[str]) -> npt.NDArray[np.float32]:
     """Mean of the last hidden states, normalized; each text alone."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").float().eval()
+    kind = json.loads((folder / "config.json").read_text())["model_type"]
+    model = auto_class(kind).from_pretrained(folder, attn_implementation="eager").float().eval()
     # Not AutoTokenizer, which takes the class of the model type for Qwen2, whatever the folder has.
     tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     rows = []
@@ -251,7 +252,44 @@ def test_local_attention_of_architectures_costs_its_window(precision: str, tmp_p
 
 def test_models_that_are_refused_by_name(folders: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="'deberta-v2' has disentangled attention"):
-        Encoder(changed(folders["electra"], tmp_path, {"model_type": "deberta-v2"}))
+        Encoder(changed(folders["electra"], tmp_path / "deberta", {"model_type": "deberta-v2"}))
+    with pytest.raises(ValueError, match="'umt5' has a bias by distance in every layer"):
+        Encoder(changed(folders["mt5"], tmp_path / "umt5", {"model_type": "umt5"}))
+
+
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        ({"relative_attention_max_distance": 64}, "relative_attention_max_distance is 64.*only 128"),
+        ({"relative_attention_num_buckets": 16}, "relative_attention_num_buckets is 16.*only 32"),
+        ({"feed_forward_proj": "gelu", "dense_act_fn": "gelu"}, "feed_forward_proj is 'gelu'.*only 'relu'"),
+        ({"dense_act_fn": "silu"}, "dense_act_fn is 'silu'.*only 'relu'"),
+        ({"d_kv": 0}, "d_kv must be an integer from 1"),
+        ({"d_model": None}, "d_model must be an integer"),
+        ({"feed_forward_proj": "gated-gelu"}, "dense_act_fn is 'relu'.*only 'gelu_new'"),
+    ],
+)
+def test_fields_of_t5_that_change_the_result(
+    change: dict[str, Any], message: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Encoder(changed(folders["t5"], tmp_path / "model", change))
+
+
+def test_t5_has_no_longest_text_of_512_tokens(folders: dict[str, Path]) -> None:
+    encoder = Encoder(folders["t5"], max_length=2000)
+    texts = [" ".join(WORDS * 140)]
+    np.testing.assert_allclose(
+        encoder.encode(texts, normalize_embeddings=True), expected(folders["t5"], texts), atol=2e-6
+    )
+
+
+def test_a_llama_that_attends_to_both_sides(folders: dict[str, Path], tmp_path: Path) -> None:
+    """NVIDIA's type: EuroBERT's layers under Llama's names."""
+    folder = changed(
+        folders["eurobert"], tmp_path / "model", {"model_type": "llama_bidirec", "pooling": "avg"}
+    )
+    np.testing.assert_array_equal(Encoder(folder).encode(TEXTS), Encoder(folders["eurobert"]).encode(TEXTS))
 
 
 @pytest.mark.parametrize("kind", ["nomic", "modernbert", "qwen3"])

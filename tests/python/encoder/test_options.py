@@ -83,7 +83,7 @@ def test_a_misspelt_key_of_a_config_or_a_module_is_named() -> None:
         "max_position_embeddings": 1_000_000,
         "alibi": True,
     }
-    with pytest.raises(ValueError, match="the ALiBi table for 64 heads would be too large"):
+    with pytest.raises(ValueError, match="the table of distances for 64 heads would be too large"):
         _core.EncoderConfig(**{**CONFIG, **large})
     with pytest.raises(TypeError, match="HeadModule has no option 'weights'"):
         _core.HeadModule(type="dense", weights=np.eye(2, dtype=np.float32))  # type: ignore[call-arg]

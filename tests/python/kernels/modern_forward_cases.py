@@ -10,13 +10,13 @@ import pytest
 import torch
 import transformers
 from embedkit.kernels.attention_tiles import max_attention_tiles
-from embedkit.kernels.forward import PackedEncoder
-from embedkit.kernels.modern_forward import ModernEncoder
 from embedkit.kernels.pool_project_normalize import pool_project_normalize
+from tiny_families import auto_class
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 from triton_harness import DEVICE
 
+from embedkit.backends.packed_model import encoder_class
 from embedkit.model_folder.folder import open_folder
 
 SHAPE = {
@@ -24,6 +24,7 @@ SHAPE = {
     "max_position_embeddings": 400, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3,
 }  # fmt: skip
 DECODER = {**SHAPE, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 14}
+T5 = {"vocab_size": 50, "d_model": 40, "num_layers": 2, "num_heads": 2, "d_ff": 36, "d_kv": 14}
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1000.0}
 GEMMA = {**DECODER, "query_pre_attn_scalar": 14, "num_key_value_heads": 1, "sliding_window_pattern": 2}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -44,6 +45,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("MistralConfig", {**DECODER, "sliding_window": 9}),
     "gemma": ("Gemma3TextConfig", {**GEMMA, "use_bidirectional_attention": True, "sliding_window": 18}),
     "gemma-causal": ("Gemma3TextConfig", {**GEMMA, "sliding_window": 9}),
+    "eurobert": ("EuroBertConfig", DECODER),
+    "t5": ("T5Config", T5),
+    "t5-gated": ("T5Config", {**T5, "feed_forward_proj": "gated-gelu"}),
+    "ernie": ("ErnieConfig", {**SHAPE, "use_task_id": True}),
     "electra": ("ElectraConfig", {**SHAPE, "embedding_size": 24}),
     "albert": ("AlbertConfig", {**SHAPE, "embedding_size": 24, "num_hidden_groups": 1}),
 }
@@ -57,12 +62,13 @@ def tiny(path: Path, kind: str) -> tuple[Any, Any]:
     if not hasattr(transformers, name):
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
     torch.manual_seed(len(kind))
-    model = transformers.AutoModel.from_config(
-        getattr(transformers, name)(**options), attn_implementation="eager"
-    ).eval()
+    config = getattr(transformers, name)(**options)
+    model = auto_class(config.model_type).from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             spread = 0.3 if parameter.ndim == 1 else 1.2 / parameter.shape[-1] ** 0.5
+            if parameter_name.endswith("SelfAttention.q.weight"):  # T5 does not divide the scores
+                spread /= model.config.d_kv**0.5
             norm = "norm" in parameter_name.lower() and "weight" in parameter_name
             parameter.normal_(1.0 if norm and "Gemma" not in name else 0.0, spread)
     model.save_pretrained(path)
@@ -71,8 +77,7 @@ def tiny(path: Path, kind: str) -> tuple[Any, Any]:
 
 def opened(path: Path, **options: Any) -> Any:
     folder = open_folder(path)
-    encoder = ModernEncoder if folder.config.get("gate") else PackedEncoder
-    return encoder(folder, device=DEVICE, **options)
+    return encoder_class(folder)(folder, device=DEVICE, **options)
 
 
 def texts() -> list[Any]:

@@ -234,7 +234,8 @@ def test_layers(
 
 
 @pytest.mark.parametrize(
-    "kind", ["modernbert", "gte", "nomic", "qwen3", "qwen2", "mistral", "gemma", "electra"]
+    "kind",
+    ["modernbert", "gte", "nomic", "qwen3", "qwen2", "mistral", "gemma", "electra", "eurobert", "t5-gated"],
 )
 def test_layers_of_families(kind: str, texts: list[str], tmp_path: Path) -> None:
     if not hasattr(transformers, KINDS[kind][0]):
@@ -257,6 +258,9 @@ def test_layers_that_cannot_be_chosen(tmp_path: Path) -> None:
     if hasattr(transformers, "ModernBertConfig"):
         with pytest.raises(ValueError, match="first layer of ModernBertModel is made for its place"):
             load(tiny(tmp_path / "m", "modernbert"), layers=[1, 3])
+    (tmp_path / "t").mkdir()
+    with pytest.raises(ValueError, match="first layer of T5EncoderModel is made for its place"):
+        load(tiny(tmp_path / "t", "t5"), layers=[1, 3])
 
 
 @pytest.mark.parametrize("layers", [0, 5, [1, 0], [0, 0], [4], []])
