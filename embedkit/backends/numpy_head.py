@@ -25,12 +25,19 @@ Integers = npt.NDArray[np.integer[Any]]
 
 _erf = np.vectorize(math.erf, otypes=[np.float32])  # numpy does not have it
 
+
+def _sigmoid(x: Floats) -> Floats:
+    half = np.float32(0.5)
+    return half * (1 + np.tanh(half * x))  # exp(-x) overflows
+
+
 _ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
     "identity": lambda x: x,
     "tanh": np.tanh,
     "gelu": lambda x: x * (np.float32(0.5) * (1 + _erf(x * np.float32(1 / math.sqrt(2))))),
     "relu": lambda x: np.maximum(x, np.float32(0)),
-    "sigmoid": lambda x: np.float32(0.5) * (1 + np.tanh(np.float32(0.5) * x)),  # exp(-x) overflows
+    "sigmoid": _sigmoid,
+    "silu": lambda x: x * _sigmoid(x),
 }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, linear, normalize, pad
+from torch.nn.functional import gelu, linear, normalize, pad, silu
 
 from ..kernels.blocks import capability_of
 from ..kernels.forward import PackedEncoder
@@ -130,6 +130,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,
     "relu": torch.relu,
     "sigmoid": torch.sigmoid,
+    "silu": silu,
     "tanh": torch.tanh,
 }
 

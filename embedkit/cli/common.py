@@ -102,14 +102,15 @@ def run(
         usage: errors of wrong usage or input; they take precedence over those of a failure.
         failed: errors of a failure besides the usual ones. All others are bugs, and propagate.
         interrupted: the message after Ctrl-C or SIGTERM.
-        remedies: as for `told`.
+        remedies: as for `told`, of commands whose arguments have no ``remedies`` of their own.
     """
     failures: tuple[type[Exception], ...] = (ImportError, OSError, RuntimeError, TypeError, *failed)
     open_closed_streams()
+    arguments = argparse.Namespace()
     try:
         with sigterm_like_ctrl_c(), warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: complain(
-                f"warning: {told(message, remedies or {})}", program
+                f"warning: {told(message, getattr(arguments, 'remedies', remedies or {}))}", program
             )
             arguments = parse()
             code: int = arguments.run(arguments)

@@ -43,10 +43,17 @@ _QUERIES_AT_ONCE = 256
 _CANDIDATES = 50  # documents per query to rerank
 
 
+_REMEDIES = {
+    ("texts", "length"): "shorten the query",
+    ("pairs", "length"): "build --passages 120:30 makes shorter texts",
+    ("texts", "script"): "an index of a multilingual model finds them: reembed --model {multilingual}",
+}
+
+
 def add_commands(commands: Any) -> None:
     """Add the command to the parser."""
     query = commands.add_parser("query", help="find the documents closest to a text")
-    query.set_defaults(run=_query, more="texts")
+    query.set_defaults(run=_query, more="texts", remedies=_REMEDIES)
     query.add_argument("index", metavar="INDEX", help="index folder")
     query.add_argument("texts", nargs="*", metavar="TEXT", help="a query")
     query.add_argument(

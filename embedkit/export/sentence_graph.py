@@ -28,6 +28,7 @@ _ACTIVATIONS = {
     "gelu": nn.GELU,
     "relu": nn.ReLU,
     "sigmoid": nn.Sigmoid,
+    "silu": nn.SiLU,
 }
 
 

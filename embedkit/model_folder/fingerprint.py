@@ -29,6 +29,7 @@ from .folder import ModelFolder, Settings
 from .json_file import present, read_json
 from .modules import Dense
 from .tokenizer import changes_beside
+from .tokenizer_files import TokenizerSettings
 from .weights import core_head, stored_tensors
 
 __all__ = ["fingerprint", "hash_stored_weights", "hash_tensors", "source_weights_hash"]
@@ -126,5 +127,8 @@ def _tokenizer_hash(model: ModelFolder) -> str:
         path = folder / "tokenizer_config.json"
         config = read_json(path) if present(path) else {}
         content = {key: config.get(key) for key in _TOKENIZER_SETTINGS}
+        kind = TokenizerSettings(folder).class_of_transformers
+        if kind not in ("", "BertTokenizer"):
+            content["class"] = kind
         content["vocab"] = hashlib.sha256((folder / "vocab.txt").read_bytes()).hexdigest()
     return hashlib.sha256(_canonical(content)).hexdigest()

@@ -53,11 +53,21 @@ ACTIVATIONS = {
     "torch.nn.modules.activation.GELU": "gelu",
     "torch.nn.modules.activation.ReLU": "relu",
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
+    "torch.nn.modules.activation.SiLU": "silu",
 }
 """Class in torch, as folders name it -> name in the core."""
 _CLASSES = {name.rpartition(".")[2]: kind for name, kind in ACTIVATIONS.items()}
 
-_MODULES = ("Transformer", "StaticEmbedding", "Router", "Pooling", "Dense", "Normalize", "LogitScore")
+_MODULES = (
+    "Transformer",
+    "StaticEmbedding",
+    "Router",
+    "Pooling",
+    "Dense",
+    "Dropout",
+    "Normalize",
+    "LogitScore",
+)
 _MAX_PATH = 1000  # characters; file systems allow about 4000, including the folder
 _REMEDY = (
     "embedkit runs one Transformer, one Pooling, then any number of Dense and Normalize, or one StaticEmbedding in "
@@ -188,7 +198,9 @@ def _listed(root: Path, path: Path) -> list[tuple[str, Path]] | None:
         type_name, relative = module.get("type"), module.get("path", "")
         if not isinstance(type_name, str) or not isinstance(relative, str):
             raise ValueError(f"{path}: a module has no type or path: {module!r}. Fetch the file again.")
-        entries.append((module_kind(type_name, path), module_folder(root, relative, path)))
+        entry = module_kind(type_name, path), module_folder(root, relative, path)
+        if entry[0] != "Dropout":  # which does nothing after training
+            entries.append(entry)
     return entries
 
 

@@ -240,6 +240,7 @@ class _Source:
 
     def __init__(self, folder: ModelFolder) -> None:
         self._architecture = folder.architecture
+        self._config_path = folder.transformer / "config.json"
         self._prefixes = ("", folder.architecture.prefix, *folder.architecture.prefixes)
         self._path = folder.transformer / WEIGHTS_FILES[folder.precision]
         index = folder.transformer / _INDEX
@@ -327,7 +328,14 @@ class _Source:
             for parts in self._architecture.other_names(name):
                 if all(prefix + part in self._places for part in parts):
                     return self._joined([prefix + part for part in parts], shape, kind)
-        raise ValueError(f"{self._path}: tensor {name!r} is missing; the file does not match config.json")
+        raise self._lacks(name)
+
+    def _lacks(self, name: str) -> ValueError:
+        code = read_json(self._config_path).get("auto_map")
+        cause = "the file does not match config.json"
+        if code:
+            cause = "the model has code of its own (auto_map in config.json), which embedkit does not run"
+        return ValueError(f"{self._path}: tensor {name!r} is missing; {cause}")
 
     def holds(self, name: str) -> bool:
         """Whether there is a tensor of this canonical name."""
@@ -338,7 +346,7 @@ class _Source:
         for stored in (prefix + name for prefix in self._prefixes):
             if stored in self._places:
                 return _checked(self._places[stored], stored, shape, "float", places)
-        raise ValueError(f"{self._path}: tensor {name!r} is missing; the file does not match config.json")
+        raise self._lacks(name)
 
     def _joined(self, parts: list[str], shape: tuple[int, ...], kind: str) -> Array:
         """The rows of several tensors of one shape."""

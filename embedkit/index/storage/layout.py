@@ -109,7 +109,11 @@ def _not_found(root: Path) -> str:
     if not root.is_dir():
         return f"{root}: not an index, which is a folder that 'embedkit-index build' writes"
     if (root / SEGMENTS_FOLDER).is_dir():
-        return f"{root}: a build of this index did not finish; run it again"
+        owner = ""
+        with contextlib.suppress(OSError):
+            owner = (root / LOCK_FILE).read_text("ascii", "replace").strip()
+        who = f"process {owner}" if owner.isdigit() else "another process"
+        return f"{root}: a build of this index by {who} is not finished; wait for it, or run it again if it has ended"
     return f"{root}: not an index (it has no file {CURRENT_FILE})"
 
 

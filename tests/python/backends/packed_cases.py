@@ -31,7 +31,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "mean_sqrt_len_tokens": {"pooling": "mean_sqrt_len_tokens", "normalize": True},
     "weightedmean": {"pooling": "weightedmean"},
     "lasttoken": {"pooling": "lasttoken", "dense": ((7, "ReLU", True),)},
-    "several": {"pooling": ("cls", "mean", "max"), "dense": ((8, "Sigmoid", True),)},
+    "several": {"pooling": ("cls", "mean", "max"), "dense": ((8, "Sigmoid", True), (9, "SiLU", True))},
 }
 
 

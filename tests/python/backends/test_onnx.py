@@ -53,7 +53,7 @@ def folder(make_model: Callable[..., Path], graph: Path, tmp_path: Path) -> Path
         *({"pooling": mode} for mode in MODES),
         {"pooling": MODES, "normalize": True},
         {"dense": ((24, "Tanh", True), (10, "GELU", False), (7, "Sigmoid", True)), "normalize": True},
-        {"dense": ((24, "ReLU", False), (5, "Identity", True))},
+        {"dense": ((24, "ReLU", False), (9, "SiLU", True), (5, "Identity", True))},
     ],
 )
 def test_modules_of_the_folder(
@@ -150,8 +150,8 @@ def test_types_the_core_does_not_know(tmp_path: Path, make_model: Callable[..., 
     transformers = pytest.importorskip("transformers")
     tokenizer = transformers.AutoTokenizer.from_pretrained(make_model())
     torch.manual_seed(0)
-    model = transformers.ErnieModel(
-        transformers.ErnieConfig(
+    model = transformers.MegatronBertModel(
+        transformers.MegatronBertConfig(
             vocab_size=len(tokenizer),
             hidden_size=36,
             num_attention_heads=3,
@@ -160,10 +160,10 @@ def test_types_the_core_does_not_know(tmp_path: Path, make_model: Callable[..., 
             max_position_embeddings=40,
         )
     ).eval()
-    source = tmp_path / "ernie"
+    source = tmp_path / "megatron"
     model.save_pretrained(source)
     tokenizer.save_pretrained(source)
-    with pytest.raises(ValueError, match=r"unknown model_type 'ernie'.*backend=\"onnx\""):
+    with pytest.raises(ValueError, match=r"unknown model_type 'megatron-bert'.*backend=\"onnx\""):
         Encoder(source)
     trace(source, source / "model.onnx")
     (source / "model.safetensors").unlink()

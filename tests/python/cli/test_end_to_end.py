@@ -55,6 +55,12 @@ def test_the_demo_queries_find_what_they_mean(index: Path) -> None:
     assert best == ["en-support-001", "en-science-001", "en-support-002"]
 
 
+def test_a_long_query_is_to_be_shortened(index: Path) -> None:
+    done = run("query", index, "refund " * 700, "-k", "1")
+    assert done.returncode == 0 and "; shorten the query" in done.stderr, done.stderr
+    assert "--passages" not in done.stderr
+
+
 def test_the_table(index: Path) -> None:
     done = run("query", index, "Warum ist der Himmel blau?", "-k", "3")
     assert done.returncode == 0, done.stderr

@@ -12,6 +12,7 @@ import pytest
 from embedkit.cli.common import duration, in_time, plural, run, told
 from embedkit.cli.main import _REMEDIES, main
 from embedkit.cli.model import main as model_main
+from embedkit.cli.query import _REMEDIES as QUERY_REMEDIES
 from embedkit.cli.serve import _REMEDIES as SERVE_REMEDIES
 from embedkit.cli.serve import main as serve_main
 from embedkit.cli.terminal import ProgressBar, cut, display_width, printable, table
@@ -207,7 +208,7 @@ def test_the_last_column_keeps_its_room() -> None:
         assert "and" in lines[1]
 
 
-@pytest.mark.parametrize("remedies", [_REMEDIES, SERVE_REMEDIES, {}])
+@pytest.mark.parametrize("remedies", [_REMEDIES, QUERY_REMEDIES, SERVE_REMEDIES, {}])
 def test_warnings_of_texts_are_told_without_python(remedies: dict[tuple[str, str], str]) -> None:
     for what, cause in (("texts", "length"), ("texts", "script"), ("pairs", "length"), ("pairs", "script")):
         warning = TextsWarning("It is so. Encoder('m')", told="It is so", what=what, cause=cause)  # type: ignore[arg-type]

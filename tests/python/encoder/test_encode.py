@@ -50,7 +50,7 @@ class TestAgainstSentenceTransformers:
         assert result.shape == (len(texts), 96)
         assert_same_vectors(result, reference(folder).encode(texts))
 
-    @pytest.mark.parametrize("activation", ["Identity", "Tanh", "GELU", "ReLU", "Sigmoid"])
+    @pytest.mark.parametrize("activation", ["Identity", "Tanh", "GELU", "ReLU", "Sigmoid", "SiLU"])
     @pytest.mark.parametrize("bias", [True, False])
     def test_dense(
         self, make_model: Make, reference: Load, texts: list[str], activation: str, bias: bool

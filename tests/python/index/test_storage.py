@@ -120,7 +120,10 @@ def test_a_killed_build_leaves_the_old_generation_or_none(
             index.verify()
             assert len(index) == (5000 if switched else 1)
     else:
-        with pytest.raises(IndexNotFoundError, match="a build of this index did not finish; run it again"):
+        with pytest.raises(
+            IndexNotFoundError,
+            match=r"a build of this index by process \d+ is not finished; wait for it, or run it",
+        ):
             Index.open(root)
     options = {"overwrite": existing or switched, "restart": True}
     with Index.build(root, ["rebuilt"], encoder, **options) as index:

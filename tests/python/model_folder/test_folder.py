@@ -127,6 +127,18 @@ def edit_modules(folder: Path, count: int) -> None:
     path.write_text(json.dumps(json.loads(path.read_text())[:count]))
 
 
+def test_dropout_is_of_training_alone(folder: Path) -> None:
+    head = open_folder(folder).head
+    path = folder / "modules.json"
+    modules = json.loads(path.read_text())
+    kind = modules[1]["type"].replace("Pooling", "Dropout")
+    modules.insert(2, {"idx": 2, "name": "2", "path": "2_Dropout", "type": kind})
+    path.write_text(json.dumps(modules))
+    (folder / "2_Dropout").mkdir()
+    (folder / "2_Dropout" / "config.json").write_text('{"dropout": 0.2}')
+    assert open_folder(folder).head == head
+
+
 def test_old_layout_with_the_transformer_in_its_own_folder(folder: Path) -> None:
     inner = folder / "0_Transformer"
     inner.mkdir()
@@ -185,6 +197,7 @@ def test_plain_folder_with_a_chat_template(folder: Path, name: str) -> None:
         ("torch.nn.modules.activation.GELU", "gelu"),
         ("torch.nn.modules.activation.ReLU", "relu"),
         ("torch.nn.modules.activation.Sigmoid", "sigmoid"),
+        ("torch.nn.modules.activation.SiLU", "silu"),
         ("torch.nn.GELU", "gelu"),
         (None, "tanh"),
     ],
@@ -293,7 +306,7 @@ def test_module_paths_stay_in_the_folder(folder: Path, path: str) -> None:
     [
         (
             ["models.Transformer", "models.Pooling", "models.LSTM"],
-            "expected one of Transformer, StaticEmbedding, Router, Pooling, Dense, Normalize",
+            "expected one of Transformer, StaticEmbedding, Router, Pooling, Dense, Dropout, Normalize",
         ),
         (["models.Pooling", "models.Transformer"], "The modules are Pooling, Transformer"),
         (["models.Transformer"], "The modules are Transformer"),

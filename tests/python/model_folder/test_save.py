@@ -14,6 +14,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from embedkit import Encoder
+from embedkit.model_folder.fingerprint import fingerprint
+from embedkit.model_folder.folder import Settings, open_folder
 
 Make = Callable[..., Path]
 FULL: dict[str, Any] = {
@@ -274,6 +276,19 @@ def test_verify_finds_changes(make_model: Make, tmp_path: Path, precision: str) 
         encoder = Encoder(changed)  # opening hashes nothing large
         with pytest.raises(ValueError, match="tokenizer, pooling, head, prompts or max length have changed"):
             encoder.verify()
+
+
+def test_a_vocabulary_file_is_fingerprinted_with_its_class(make_model: Make, tmp_path: Path) -> None:
+    """Which special tokens it has, and how it splits words."""
+    folder = Path(shutil.copytree(make_model(), tmp_path / "model"))
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    (folder / "tokenizer.json").unlink()
+    (folder / "vocab.txt").write_text("\n".join(sorted(vocabulary, key=vocabulary.get)), encoding="utf-8")
+    found = []
+    for kind in ("BertTokenizer", "MPNetTokenizer"):
+        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": kind}))
+        found.append(fingerprint(open_folder(folder), "", Settings({}, None, 128, None)))
+    assert found[0] != found[1]
 
 
 def test_ranges_are_kept_for_int8_embeddings(make_model: Make, tmp_path: Path, texts: list[str]) -> None:

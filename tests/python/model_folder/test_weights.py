@@ -154,6 +154,14 @@ def test_missing_tensor(folder: Path) -> None:
         core_tensors(open_folder(folder), "fp32")
 
 
+def test_missing_tensor_of_a_model_with_its_own_code(folder: Path) -> None:
+    change(folder, lambda tensors: tensors.pop(QUERY))
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "auto_map": {"AutoModel": "modeling.Model"}}))
+    with pytest.raises(ValueError, match=r"is missing; the model has code of its own \(auto_map in config"):
+        core_tensors(open_folder(folder), "fp32")
+
+
 def test_wrong_shape(folder: Path) -> None:
     change(folder, lambda tensors: tensors.update({QUERY: np.zeros((32, 31), np.float32)}))
     with pytest.raises(
