@@ -28,7 +28,8 @@ _erf = np.vectorize(math.erf, otypes=[np.float32])  # numpy does not have it
 
 def _sigmoid(x: Floats) -> Floats:
     half = np.float32(0.5)
-    return half * (1 + np.tanh(half * x))  # exp(-x) overflows
+    result: Floats = half * (1 + np.tanh(half * x))  # exp(-x) overflows
+    return result
 
 
 _ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
