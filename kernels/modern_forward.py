@@ -95,7 +95,7 @@ class ModernEncoder(Packer):
         self._window = int(config.get("window", 0))
         self._causal = bool(config.get("causal", False))
         self._scale = float(config.get("embedding_scale", 1.0))
-        self._score_scale = None if config.get("scaled_scores", True) else 1.0
+        self._score_scale = 1.0 if config.get("score_terms") == 0 else None
         tensors = dict(loaded_tensors(folder, dtype, self.device, exact_vectors=True))
         self._tensors = tensors
         self._word = tensors["embeddings.word_embeddings.weight"]

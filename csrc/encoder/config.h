@@ -42,12 +42,14 @@ struct EncoderConfig {
   int32_t padding_idx = -1;
   /// Of the relative position bias that all layers share (MPNet, T5); 0: none.
   size_t relative_attention_num_buckets = 0;
-  bool position_table = true;  ///< positions are added to the embeddings, unless they are rotary or ALiBi's
-  bool scaled_scores = true;   ///< the products of queries and keys are divided by the root of head_size
-  bool rotary = false;         ///< positions rotate query and key instead of a position table
-  bool rotary_value = false;   ///< and the value
-  size_t embedding_size = 0;   ///< of the embeddings where they are projected to hidden_size; 0: they are not
-  size_t head_size = 0;        ///< 0: hidden_size / num_attention_heads
+  bool position_table = true;   ///< positions are added to the embeddings, unless they are rotary or ALiBi's
+  size_t score_terms = 1;       ///< scores are divided by the root of this many head sizes; 0: by nothing
+  size_t position_buckets = 0;  ///< of each sign, of DeBERTa's relative positions; 0: none
+  size_t max_relative_positions = 0;  ///< the distance that the last bucket ends with
+  bool rotary = false;                ///< positions rotate query and key instead of a position table
+  bool rotary_value = false;          ///< and the value
+  size_t embedding_size = 0;  ///< of the embeddings where they are projected to hidden_size; 0: they are not
+  size_t head_size = 0;       ///< 0: hidden_size / num_attention_heads
   size_t num_key_value_heads = 0;  ///< that groups of query heads share; 0: each has its own
   /// Positions rotate features i and i + head_size / 2 of query and key by position / base^(2i / head_size) /
   /// divisor. A base of 0: they do not.

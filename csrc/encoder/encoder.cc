@@ -152,7 +152,8 @@ void Encoder::prepare(const PackedBatch& batch, Workspace& w, int workers) const
   w.inner_.shape(kernels_, config_.precision, std::min(tokens, batching_.feed_forward_rows),
                  config_.intermediate_size, layer.intermediate.columns());
   if (w.scratch_.size() < static_cast<size_t>(workers)) w.scratch_.resize(static_cast<size_t>(workers));
-  const size_t scratch = attention().scratch(longest, config_.head_width()) + Kernels::kSlack;
+  const size_t scratch =
+      attention_scratch(longest) + (layer.position_scores ? layer.position_scores->scratch(longest) : 0);
   for (int m = 0; m < workers; ++m) w.scratch_[static_cast<size_t>(m)].reserve(scratch);
 }
 
@@ -317,6 +318,10 @@ void Encoder::place(const PackedBatch& batch, Workspace& w, size_t index, size_t
   }
 }
 
+size_t Encoder::attention_scratch(size_t length) const {
+  return attention().scratch(length, config_.head_width()) + Kernels::kSlack;
+}
+
 const Attention& Encoder::attention() const {
   switch (config_.precision) {
     case Precision::kInt8:
@@ -342,6 +347,9 @@ void Encoder::attend(const PackedBatch& batch, Workspace& w, size_t index, const
     end_stage(Stage::kAttention, worker);
   }
   const auto [begin, end] = worker.share(batch.sequences() * heads);
+  const size_t terms = config_.score_terms;
+  const float scale = terms > 0 ? 1.0f / std::sqrt(static_cast<float>(terms * head_size)) : 1.0f;
+  const auto& positions = layer(index).position_scores;
   std::array<AttentionTask, 16> tasks;  // of one sequence
   size_t count = 0;
   for (size_t item = begin; item < end; ++item) {
@@ -361,7 +369,7 @@ void Encoder::attend(const PackedBatch& batch, Workspace& w, size_t index, const
         .ld = w.query_key_value_.ld,
         .length = batch.length(sequence),
         .head_size = head_size,
-        .scale = config_.scaled_scores ? 1.0f / std::sqrt(static_cast<float>(head_size)) : 1.0f,
+        .scale = scale,
         .out = w.context_.floats().row(row) + column,
         .ld_out = w.context_.floats().ld,
         .scratch = w.scratch_[static_cast<size_t>(worker.index)].data(),
@@ -371,9 +379,16 @@ void Encoder::attend(const PackedBatch& batch, Workspace& w, size_t index, const
                  : local        ? config_.window
                                 : AttentionTask::kUnlimited,
     };
-    const bool together = batch.length(sequence) < kLongAttention;
-    if (together && count < tasks.size() && head + 1 < heads && item + 1 < end) continue;
-    if (!together && stop.poll()) return;  // the feed-forward step asks again, and all workers end there
+    if (positions) {
+      AttentionTask& task = tasks[count - 1];
+      float* scratch = task.scratch + attention_scratch(task.length);
+      task.bias = positions->compute(kernels_, weights_.position_buckets, head, task, scratch);
+      task.bias_step = static_cast<ptrdiff_t>(PositionScores::stride(task.length));
+    }
+    const bool lengthy = batch.length(sequence) >= kLongAttention;
+    const bool alone = lengthy || positions;
+    if (!alone && count < tasks.size() && head + 1 < heads && item + 1 < end) continue;
+    if (lengthy && stop.poll()) return;  // the feed-forward step asks again, and all workers end there
     attention().run(tasks.data(), count);
     count = 0;
   }

@@ -127,6 +127,8 @@ class Encoder {
   void linear(const Linear& weights, const Operand& x, size_t rows, Rows& out, size_t out_row,
               const Worker& worker) const;
   const Attention& attention() const;
+  /// Floats that it needs.
+  size_t attention_scratch(size_t length) const;
   /// x = norm(x), in floats, for `Kernels::norm`.
   NormTask norm_task(const LayerNorm& norm, float* x, size_t ld, size_t rows, size_t columns) const;
   /// The sum of the hidden states and a part's result in `rows`, and what the next part reads: normalized

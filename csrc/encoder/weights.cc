@@ -212,6 +212,12 @@ void EncoderConfig::validate() const {
           static_rows, "; it must be below 2^30, of a model without layers");
   require(padding_idx >= -1 && max_position_embeddings > static_cast<size_t>(padding_idx + int64_t{1}),
           "padding_idx is ", padding_idx, " and leaves none of ", max_position_embeddings, " positions");
+  require(
+      position_buckets == 0 || (position_buckets % 2 == 0 && position_buckets <= 4096 &&
+                                max_relative_positions > position_buckets / 2 + 1 &&
+                                std::max(max_relative_positions, max_position_embeddings) <= size_t{1} << 20),
+      "position_buckets is ", position_buckets, ", max_relative_positions ", max_relative_positions,
+      "; the former must be even and at most 4096, the latter more than half of it");
   require(relative_attention_num_buckets == 0 || relative_attention_num_buckets == 32,
           "relative_attention_num_buckets is ", relative_attention_num_buckets, "; it must be 32");
   require(head_size > 0 || hidden_size % num_attention_heads == 0, "hidden_size ", hidden_size,
@@ -442,17 +448,18 @@ size_t Layer::memory_bytes() const {
 }
 
 size_t Weights::memory_bytes() const {
-  size_t bytes = words.memory_bytes() + relative_bias.memory_bytes() + rotary.memory_bytes() +
-                 local_rotary.memory_bytes();
+  size_t bytes = words.memory_bytes() + relative_bias.memory_bytes() + position_buckets.memory_bytes() +
+                 rotary.memory_bytes() + local_rotary.memory_bytes();
   if (positions) bytes += positions->memory_bytes();
   if (projection) bytes += projection->memory_bytes();
-  for (const Layer& layer : layers) bytes += layer.memory_bytes();
+  for (const Layer& layer : layers)
+    bytes += layer.memory_bytes() + (layer.position_scores ? layer.position_scores->memory_bytes() : 0);
   return bytes;
 }
 
 Weights load_weights(const EncoderConfig& config, const Tensors& tensors, const Kernels& kernels) {
   config.validate();
-  if (config.static_rows > 0) return {EmbeddingTable({}, {}), {}, {}, {}, {}, {}, {}, {}, {}, {}};
+  if (config.static_rows > 0) return {EmbeddingTable({}, {}), {}, {}, {}, {}, {}, {}, {}, {}, {}, {}};
   const Reader reader(tensors, config);
   const size_t hidden = config.hidden_size;
   const size_t embedded = config.embedding_width();
@@ -487,6 +494,7 @@ Weights load_weights(const EncoderConfig& config, const Tensors& tensors, const 
       {},
       {},
       {},
+      {},
   };
   const size_t width = config.head_width();
   const size_t ready = std::min(config.max_position_embeddings, kReadyPositions);
@@ -508,6 +516,26 @@ Weights load_weights(const EncoderConfig& config, const Tensors& tensors, const 
   if (config.rotary_local_base > 0)
     weights.local_rotary = RotaryTable(ready, width, {config.rotary_local_base});
   if (config.normalizes_before()) weights.final_norm = reader.norm("encoder.norm", hidden);
+  AlignedBuffer<float> positions;  // DeBERTa's, of all layers
+  if (config.position_buckets > 0) {
+    const size_t rows = 2 * config.position_buckets;
+    const Tensor table = reader.floats("encoder.rel_embeddings.weight", {rows, hidden});
+    const LayerNorm norm = reader.norm("encoder.rel_embeddings.LayerNorm", hidden);
+    positions.reset(rows * hidden + Kernels::kSlack);
+    std::fill_n(positions.data(), positions.size(), 0.0f);
+    std::copy_n(static_cast<const float*>(table.data), rows * hidden, positions.data());
+    kernels.norm({.x = positions.data(),
+                  .ld = hidden,
+                  .rows = rows,
+                  .columns = hidden,
+                  .gamma = norm.weight(),
+                  .beta = norm.bias(),
+                  .epsilon = config.layer_norm_eps,
+                  .out = positions.data(),
+                  .ld_out = hidden});
+    weights.position_buckets =
+        PositionBuckets(config.positions(), config.position_buckets, config.max_relative_positions);
+  }
   weights.layers.reserve(config.stored_layers());
   for (size_t l = 0; l < config.stored_layers(); ++l) {
     const std::string layer = "encoder.layer." + std::to_string(l) + ".";
@@ -532,7 +560,14 @@ Weights load_weights(const EncoderConfig& config, const Tensors& tensors, const 
         pack(reader.intermediate(layer)),
         pack({reader.linear(layer + "output.dense", hidden, config.intermediate_size)}),
         norm("output.LayerNorm", behind),
+        {},
     });
+    if (config.position_buckets > 0)
+      weights.layers.back().position_scores.emplace(
+          kernels, config.num_attention_heads, Operand{positions.data(), hidden, {}},
+          2 * config.position_buckets,
+          reader.linear(layer + "attention.self.query", config.context_width(), hidden),
+          reader.linear(layer + "attention.self.key", config.context_width(), hidden));
   }
   return weights;
 }

@@ -89,6 +89,44 @@ class RelativeBias {
   AlignedBuffer<float> table_;
 };
 
+/// The row of DeBERTa's embeddings of relative positions that a distance has: up to half of `buckets` each
+/// its own, then the logarithm up to `farthest` is divided evenly. Source: DeBERTa-v3's code.
+class PositionBuckets {
+ public:
+  PositionBuckets() = default;
+  PositionBuckets(size_t positions, size_t buckets, size_t farthest);
+
+  /// `distance`: of the query's position from the key's.
+  size_t of(ptrdiff_t distance) const { return rows_[static_cast<size_t>(distance + zero_)]; }
+  size_t memory_bytes() const { return rows_.size() * sizeof(uint32_t); }
+
+ private:
+  std::vector<uint32_t> rows_;
+  ptrdiff_t zero_ = 0;
+};
+
+/// What positions add to the scores of a layer in disentangled attention: q_i · k_δ + k_j · q_δ for query i
+/// and key j, where δ is the bucket of i - j, and k_δ and q_δ are the layer's projections of its embedding.
+/// In fp32 whatever the model's precision. Source: He et al. 2021 (DeBERTa), equation 4.
+class PositionScores {
+ public:
+  /// `embeddings`: `rows` floats of hidden_size, normalized; query, key: the layer's projections.
+  PositionScores(const Kernels& kernels, size_t heads, const Operand& embeddings, size_t rows,
+                 const Linear::Part& query, const Linear::Part& key);
+
+  /// Floats that `compute` needs.
+  size_t scratch(size_t length) const;
+  /// Floats from a query's biases to the next one's.
+  static size_t stride(size_t length) { return round_up(length, kCacheLine / sizeof(float)); }
+  /// The biases (length, stride(length)) of a head in `scratch`, times the scale of `task`.
+  const float* compute(const Kernels& kernels, const PositionBuckets& buckets, size_t head,
+                       const AttentionTask& task, float* scratch) const;
+  size_t memory_bytes() const;
+
+ private:
+  std::vector<Linear> keys_, queries_;  ///< of each head: (rows, head_size)
+};
+
 /// Sines and cosines of the rotary position embedding.
 class RotaryTable {
  public:
@@ -126,6 +164,7 @@ struct Layer {
   Linear intermediate;
   Linear output;
   LayerNorm output_norm;
+  std::optional<PositionScores> position_scores;
 
   /// Of the matrices.
   size_t memory_bytes() const;
@@ -138,6 +177,7 @@ struct Weights {
   LayerNorm embedding_norm;
   std::optional<Linear> projection;  ///< embedding_size -> hidden_size, in fp32
   RelativeBias relative_bias;
+  PositionBuckets position_buckets;
   RotaryTable rotary, local_rotary;
   std::vector<Layer> layers;
   LayerNorm final_norm;

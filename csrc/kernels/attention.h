@@ -123,7 +123,7 @@ void attend(const AttentionTask& task) {
     float inverse[kRows];
     for (size_t r = 0; r < height; ++r) {
       float* line = scores + r * keys;
-      if (task.bias != nullptr) add_bias<V>(line, task.bias + first - (row + r), padded, task.scale);
+      if (task.bias != nullptr) add_bias<V>(line, task.bias_of(row + r) + first, padded, task.scale);
       const auto [begin, end] = seen_by(task, row + r);
       const Seen seen{begin - first, end - first};
       hide(line, visible, seen, std::numeric_limits<float>::lowest());

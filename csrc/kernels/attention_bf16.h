@@ -128,7 +128,7 @@ class Bf16Attention {
     const float lowest = std::numeric_limits<float>::lowest();
     float* scores = base_ + at_.scores + r * at_.keys;
     if (task_.bias != nullptr) {
-      add_bias<V>(scores, task_.bias + first - query, padded, factor);
+      add_bias<V>(scores, task_.bias_of(query) + first, padded, factor);
       factor = 1.0f;
     }
     const auto [begin, end] = seen_by(task_, query);

@@ -319,7 +319,7 @@ class Int8Attention {
     const auto scale = V::set1(factor);
     const float lowest = std::numeric_limits<float>::lowest();
     for (size_t j = keys.begin; j < keys.end; j += V::kLanes)
-      V::store(biased + j, V::fma(V::to_float(V::load_int(t + j)), scale, V::load(task_.bias - query + j)));
+      V::store(biased + j, V::fma(V::to_float(V::load_int(t + j)), scale, V::load(task_.bias_of(query) + j)));
     over_hidden(keys, seen, [&](size_t j) { biased[j] = lowest; });
     auto high = V::set1(lowest);
     over_keys(

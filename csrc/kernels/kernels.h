@@ -71,13 +71,17 @@ struct AttentionTask {
   float* out;  ///< (length, head_size)
   size_t ld_out;
   float* scratch;  ///< Attention::scratch(length, head_size) floats
-  /// bias[j - i] for query i and key j, finite and to be read up to kSlack past the end; or null for none.
+  /// bias[j + bias_step * i] for query i and key j, finite and to be read up to kSlack past the end; or null
+  /// for none. By default it depends on the distance alone.
   const float* bias = nullptr;
+  ptrdiff_t bias_step = -1;
   /// Query i sees the keys from i - before to i + after.
   size_t before = kUnlimited;
   size_t after = kUnlimited;
 
   static constexpr size_t kUnlimited = ~size_t{0};
+
+  const float* bias_of(size_t query) const { return bias + bias_step * static_cast<ptrdiff_t>(query); }
 };
 
 /// x += y, out = norm(x) * gamma + beta, and its quantized form.

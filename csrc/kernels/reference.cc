@@ -211,7 +211,7 @@ void attend(const AttentionTask& task) {
       float dot = 0;
       for (size_t d = 0; d < task.head_size; ++d) dot += task.q[i * task.ld + d] * task.k[j * task.ld + d];
       scores[j] = dot * task.scale;
-      if (task.bias != nullptr) scores[j] += task.bias[static_cast<ptrdiff_t>(j) - static_cast<ptrdiff_t>(i)];
+      if (task.bias != nullptr) scores[j] += task.bias_of(i)[j];
       high = std::max(high, scores[j]);
     }
     float sum = 0;

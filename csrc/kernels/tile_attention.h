@@ -330,13 +330,14 @@ class TileAttention {
   /// Adds the bias to a panel of scores and subtracts `shifts`.
   void change_scores(const Block& block, size_t panel, size_t which, const float* shifts) const {
     const auto log2e = V::set1(kLog2E);
-    const float* bias = block.task->bias;
+    const bool biased = block.task->bias != nullptr;
     float* s = scores(block, which);
     for (size_t r = 0; r < height_; ++r, s += kTilePanel) {
       const auto shift = V::set1(shifts != nullptr ? shifts[r] : 0.0f);
+      const float* bias = biased ? block.task->bias_of(block.row + r) + panel * kTilePanel : nullptr;
       for (size_t i = 0; i < width(panel); i += V::kLanes) {
         auto x = V::load(s + i);
-        if (bias != nullptr) x = V::fma(V::load(bias + (panel * kTilePanel + i) - (block.row + r)), log2e, x);
+        if (biased) x = V::fma(V::load(bias + i), log2e, x);
         V::store(s + i, V::sub(x, shift));
       }
     }

@@ -30,6 +30,11 @@ SHAPE = {
 }
 DECODER = {**SHAPE, "head_dim": 14, "num_key_value_heads": 2, "num_attention_heads": 6, "hidden_size": 42}
 T5 = {"d_model": 40, "num_layers": 4, "num_heads": 4, "d_ff": 72, "d_kv": 10}
+DEBERTA = {
+    "relative_attention": True, "position_buckets": 16, "norm_rel_ebd": "layer_norm", "share_att_key": True,
+    "pos_att_type": ["p2c", "c2p"], "position_biased_input": False, "type_vocab_size": 0,
+    "max_position_embeddings": 800,
+}  # fmt: skip
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
@@ -98,6 +103,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "t5": ("T5Config", T5),
     "t5-gated": ("T5Config", {**T5, "feed_forward_proj": "gated-gelu"}),
     "mt5": ("MT5Config", {**T5, "d_kv": 14}),
+    "deberta": ("DebertaV2Config", {**SHAPE, **DEBERTA}),
+    "deberta-typed": ("DebertaV2Config", {**SHAPE, **DEBERTA, "type_vocab_size": 2, "position_buckets": 256}),
     "albert": ("AlbertConfig", {**SHAPE, "embedding_size": 24, "max_position_embeddings": 800}),
     "albert-groups": (
         "AlbertConfig",

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..architectures import ARCHITECTURES, Architecture
+from .deberta import DEBERTA
 from .decoders import EUROBERT, GEMMA3, LLAMA, LLAMA_BIDIREC, MISTRAL, QWEN2, QWEN3
 from .gated import GTE, MODERNBERT, NATIVE_NOMIC, NOMIC
 from .kin import ALBERT, ELECTRA, ERNIE, JINA
@@ -19,10 +20,7 @@ from .t5 import T5, T5_GATED
 __all__ = ["REFUSED", "architecture_of", "known_types"]
 
 REFUSED = {
-    **dict.fromkeys(
-        ("deberta", "deberta-v2"),
-        "disentangled attention (content to position and back), which the core does not compute",
-    ),
+    "deberta": "the attention of DeBERTa's first version; the core computes that of versions 2 and 3",
     "umt5": "a bias by distance in every layer, and the core computes one for all",
 }
 """Model types that are asked for and do not run -> what they have."""
@@ -31,6 +29,7 @@ _FAMILIES: dict[str, Architecture] = {
     "albert": ALBERT,
     "camembert": ARCHITECTURES["roberta"],
     "data2vec-text": replace(ARCHITECTURES["roberta"], prefix="data2vec_text."),
+    "deberta-v2": DEBERTA,
     "electra": ELECTRA,
     "ernie": ERNIE,
     "eurobert": EUROBERT,

@@ -48,7 +48,7 @@ T5 = Architecture(
     tensors={**_TENSORS, **linear(f"{_FEED_FORWARD}.wi", "intermediate_size", "hidden_size", bias=False)},
     classifier=("", None, ""),
     constants={
-        "relative_attention_num_buckets": 32, "position_table": False, "scaled_scores": False, "biases": False,
+        "relative_attention_num_buckets": 32, "position_table": False, "score_terms": 0, "biases": False,
         "norm_place": "pre", "norm_kind": "rms", "embedding_norm": False,
     },
     names={

@@ -41,6 +41,22 @@ void check(const Attention& attention, Matrix& qkv, size_t length, size_t head_s
                            limits.before,
                            limits.after};
   attention.run(&task, 1);
+  if (biased) {  // a bias for each query and key
+    const size_t step = length + 3;
+    std::vector<float> matrix(length * step + Kernels::kSlack);
+    for (size_t i = 0; i < length; ++i)
+      std::copy_n(bias.begin() + static_cast<ptrdiff_t>(length - 1 - i), length,
+                  matrix.begin() + static_cast<ptrdiff_t>(i * step));
+    Matrix same(length, 3 * head_size, 1, 7, 7);
+    AttentionTask other = task;
+    other.bias = matrix.data();
+    other.bias_step = static_cast<ptrdiff_t>(step);
+    other.out = same.row(0) + head_size;
+    other.ld_out = same.ld;
+    attention.run(&other, 1);
+    for (size_t i = 0; i < length; ++i)
+      for (size_t d = 0; d < 3 * head_size; ++d) CHECK_EQ(same.row(i)[d], out.row(i)[d]);
+  }
   for (size_t i = 0; i < length; ++i) {
     std::vector<double> scores(length);
     double high = -1e300, sum = 0;

@@ -105,6 +105,12 @@ def test_heads_that_no_gpu_takes(make_model: Make) -> None:
         PackedModel(folder, "fp32", torch.device(DEVICE))
 
 
+def test_families_that_no_gpu_takes(tmp_path: Path) -> None:
+    folder = open_folder(tiny_family(tmp_path, "deberta"))
+    with pytest.raises(ValueError, match="deberta-v2 models run on the CPU; use device='cpu'"):
+        PackedModel(folder, "fp32", torch.device(DEVICE))
+
+
 def test_heads_beyond_the_shared_memory_of_an_older_gpu(
     make_model: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,7 +90,7 @@ def test_architectures(
 
 
 @pytest.mark.parametrize(
-    "kind", ["nomic", "nomic-odd", "gte", "gemma", "modernbert", "qwen3", "qwen2", "mistral", "t5"]
+    "kind", ["nomic", "nomic-odd", "gte", "gemma", "modernbert", "qwen3", "qwen2", "mistral", "t5", "deberta"]
 )
 def test_families_whose_tensors_transformers_names_otherwise(kind: str, tmp_path: Path) -> None:
     source = tiny(tmp_path / kind, kind)

@@ -26,6 +26,14 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "mpnet": ("MPNet", "MPNetTokenizer", {}),
     "electra": ("Electra", "", {"embedding_size": 24}),  # names no class of a tokenizer
+    "deberta": (
+        "DebertaV2",
+        "BertTokenizer",
+        {
+            "relative_attention": True, "position_buckets": 8, "norm_rel_ebd": "layer_norm", "share_att_key": True,
+            "pos_att_type": ["p2c", "c2p"], "position_biased_input": False, "type_vocab_size": 0,
+        },
+    ),
     "roformer": ("RoFormer", "BertTokenizer", {"embedding_size": 24, "hidden_act": "gelu"}),
 }  # fmt: skip
 _SHARED = {

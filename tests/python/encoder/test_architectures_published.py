@@ -226,7 +226,7 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {
             "head_size": 64, "hidden_act": "relu", "gate": None, "norm_kind": "rms", "norm_place": "pre",
-            "scaled_scores": False, "position_table": False, "relative_attention_num_buckets": 32,
+            "score_terms": 0, "position_table": False, "relative_attention_num_buckets": 32,
             "max_position_embeddings": 8192,
         },
     ),
@@ -249,6 +249,20 @@ PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "vocab_size": 128256,
         },
         {"rotary_base": 250000.0, "causal": False, "head_size": 64, "layer_norm_eps": 1e-05},
+    ),
+    "microsoft/deberta-v3-base": (
+        {
+            "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "hidden_size": 768,
+            "initializer_range": 0.02, "intermediate_size": 3072, "layer_norm_eps": 1e-07,
+            "max_position_embeddings": 512, "max_relative_positions": -1, "model_type": "deberta-v2",
+            "norm_rel_ebd": "layer_norm", "num_attention_heads": 12, "num_hidden_layers": 12,
+            "pos_att_type": "p2c|c2p", "position_biased_input": False, "position_buckets": 256,
+            "relative_attention": True, "share_att_key": True, "type_vocab_size": 0, "vocab_size": 128100,
+        },
+        {
+            "position_buckets": 256, "max_relative_positions": 512, "score_terms": 3, "position_table": False,
+            "type_vocab_size": 0, "layer_norm_eps": 1e-07,
+        },
     ),
     "BAAI/bge-m3": (
         {

@@ -251,8 +251,8 @@ def test_local_attention_of_architectures_costs_its_window(precision: str, tmp_p
 
 
 def test_models_that_are_refused_by_name(folders: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="'deberta-v2' has disentangled attention"):
-        Encoder(changed(folders["electra"], tmp_path / "deberta", {"model_type": "deberta-v2"}))
+    with pytest.raises(ValueError, match="'deberta' has the attention of DeBERTa's first version"):
+        Encoder(changed(folders["deberta"], tmp_path / "deberta", {"model_type": "deberta"}))
     with pytest.raises(ValueError, match="'umt5' has a bias by distance in every layer"):
         Encoder(changed(folders["mt5"], tmp_path / "umt5", {"model_type": "umt5"}))
 
@@ -274,6 +274,28 @@ def test_fields_of_t5_that_change_the_result(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         Encoder(changed(folders["t5"], tmp_path / "model", change))
+
+
+@pytest.mark.parametrize(
+    "change,message",
+    [
+        ({"share_att_key": False}, "share_att_key is False.*only True"),
+        ({"relative_attention": False}, "relative_attention is False"),
+        ({"position_biased_input": True}, "position_biased_input is True"),
+        ({"conv_kernel_size": 3}, "conv_kernel_size is 3"),
+        ({"norm_rel_ebd": "none"}, "norm_rel_ebd is 'none'"),
+        ({"pos_att_type": "c2p"}, "pos_att_type is 'c2p'.*only 'p2c|c2p'"),
+        ({"pos_att_type": 3}, "pos_att_type is 3"),
+        ({"position_buckets": -1}, "position_buckets must be an integer from 2"),
+        ({"max_relative_positions": 9}, "position_buckets is 16, max_relative_positions 9"),
+        ({"embedding_size": 20}, "embedding_size is 20"),
+    ],
+)
+def test_fields_of_deberta_that_change_the_result(
+    change: dict[str, Any], message: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Encoder(changed(folders["deberta"], tmp_path / "model", change))
 
 
 def test_t5_has_no_longest_text_of_512_tokens(folders: dict[str, Path]) -> None:

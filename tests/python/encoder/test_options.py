@@ -60,6 +60,8 @@ def test_a_missing_option_is_named() -> None:
             {"norm_place": "pre", "num_hidden_layers": 2, "num_hidden_groups": 1, "embedding_norm": True},
             "only if no layer is used twice",
         ),
+        ({"position_buckets": 15, "max_relative_positions": 40}, "position_buckets is 15.*must be even"),
+        ({"position_buckets": 16, "max_relative_positions": 9}, "the latter more than half of it"),
         (
             {"embedding_norm": False},
             "embeddings that are not normalized need layers that normalize their input",

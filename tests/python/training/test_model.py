@@ -235,7 +235,19 @@ def test_layers(
 
 @pytest.mark.parametrize(
     "kind",
-    ["modernbert", "gte", "nomic", "qwen3", "qwen2", "mistral", "gemma", "electra", "eurobert", "t5-gated"],
+    [
+        "modernbert",
+        "gte",
+        "nomic",
+        "qwen3",
+        "qwen2",
+        "mistral",
+        "gemma",
+        "electra",
+        "eurobert",
+        "t5-gated",
+        "deberta",
+    ],
 )
 def test_layers_of_families(kind: str, texts: list[str], tmp_path: Path) -> None:
     if not hasattr(transformers, KINDS[kind][0]):
@@ -272,10 +284,11 @@ def test_layers_that_are_not_there(layers: Any, make_model: Callable[..., Path])
 def test_random_models_follow_the_configuration(
     make_model: Callable[..., Path], texts: list[str], tmp_path: Path
 ) -> None:
+    source = make_model()  # draws its weights, if it is the first to ask for them
     torch.manual_seed(0)
-    model = load(make_model(), random=True, config={"num_hidden_layers": 3, "intermediate_size": 40})
+    model = load(source, random=True, config={"num_hidden_layers": 3, "intermediate_size": 40})
     torch.manual_seed(0)
-    same = load(make_model(), random=True, config={"num_hidden_layers": 3, "intermediate_size": 40})
+    same = load(source, random=True, config={"num_hidden_layers": 3, "intermediate_size": 40})
     assert len(model.backbone.encoder.layer) == 3
     assert model.backbone.encoder.layer[0].intermediate.dense.out_features == 40
     check_everywhere(model, saved(model, tmp_path / "model"), texts[:20])
