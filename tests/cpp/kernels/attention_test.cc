@@ -38,6 +38,7 @@ void check(const Attention& attention, Matrix& qkv, size_t length, size_t head_s
                            out.ld,
                            scratch.data(),
                            biased ? bias.data() + length - 1 : nullptr,
+                           -1,
                            limits.before,
                            limits.after};
   attention.run(&task, 1);
