@@ -58,6 +58,24 @@ SHAPES: dict[str, tuple[str, dict[str, Any], str]] = {
         },
         "cls",
     ),
+    "deberta-v3-base": (
+        "DebertaV2Config",
+        {
+            "hidden_size": 768,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "intermediate_size": 3072,
+            "max_position_embeddings": 512,
+            "relative_attention": True,
+            "position_buckets": 256,
+            "norm_rel_ebd": "layer_norm",
+            "share_att_key": True,
+            "pos_att_type": ["p2c", "c2p"],
+            "position_biased_input": False,
+            "type_vocab_size": 0,
+        },
+        "mean",
+    ),
     "qwen3-0.6b": (
         "Qwen3Config",
         {
@@ -135,7 +153,7 @@ def build(shape: str, tokenizer_of: Path, folder: Path) -> Path:
 
 
 def flops_per_token(config: dict[str, Any]) -> float | None:
-    """Operations of the matrix products with weights per token; None for a model type that is none of `SHAPES`."""
+    """Operations of the matrix products with weights per token; None for a model type without gates."""
     if config.get("model_type") not in ("nomic_bert", "modernbert", "gte", "qwen3", "gemma3_text"):
         return None
     hidden, heads = config["hidden_size"], config["num_attention_heads"]

@@ -54,8 +54,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--shape",
         help="measure random weights of this shape instead of the folder's, with the folder's tokenizer: "
-        "layers=12,hidden=768,heads=12,intermediate=3072,pooling=cls, or nomic, modernbert-base, gte, qwen3-0.6b or "
-        "embeddinggemma (their published sizes)",
+        "layers=12,hidden=768,heads=12,intermediate=3072,pooling=cls, or nomic, modernbert-base, gte, deberta-v3-base, "
+        "qwen3-0.6b or embeddinggemma (their published sizes)",
     )
     parser.add_argument("--peers", default="all", help="all, own, or names, comma-separated (default: all)")
     parser.add_argument(

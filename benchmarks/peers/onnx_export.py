@@ -16,7 +16,7 @@ __all__ = ["export", "fuse", "quantize", "quiet"]
 
 OPSET = 17
 #: Model types whose layers ONNX Runtime's transformer optimizer does not know.
-FAMILIES = ("nomic_bert", "modernbert", "gte", "qwen3", "gemma3_text")
+FAMILIES = ("nomic_bert", "modernbert", "gte", "qwen3", "gemma3_text", "deberta-v2")
 
 
 def export(folder: Path, target: Path) -> None:
