@@ -78,7 +78,8 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
     if options.random:
         if options.layers is not None:
             raise ValueError(
-                "model.layers selects layers of trained weights; with model.random, set config.num_hidden_layers"
+                "model.layers selects layers of trained weights; with model.random, set "
+                f"config.{config.attribute_map.get('num_hidden_layers', 'num_hidden_layers')}"
             )
         model = auto.from_config(config, **arguments).float()
     else:

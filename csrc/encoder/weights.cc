@@ -214,10 +214,11 @@ void EncoderConfig::validate() const {
           "padding_idx is ", padding_idx, " and leaves none of ", max_position_embeddings, " positions");
   require(
       position_buckets == 0 || (position_buckets % 2 == 0 && position_buckets <= 4096 &&
-                                max_relative_positions > position_buckets / 2 + 1 &&
+                                (max_relative_positions > position_buckets / 2 + 1 ||
+                                 max_position_embeddings <= position_buckets / 2 + 1) &&
                                 std::max(max_relative_positions, max_position_embeddings) <= size_t{1} << 20),
       "position_buckets is ", position_buckets, ", max_relative_positions ", max_relative_positions,
-      "; the former must be even and at most 4096, the latter more than half of it");
+      "; the former must be even and at most 4096, the latter more than half of it plus 1");
   require(relative_attention_num_buckets == 0 || relative_attention_num_buckets == 32,
           "relative_attention_num_buckets is ", relative_attention_num_buckets, "; it must be 32");
   require(head_size > 0 || hidden_size % num_attention_heads == 0, "hidden_size ", hidden_size,

@@ -75,12 +75,15 @@ def _convert(folder: ModelFolder, source: Path, path: Path, precision: str, *, l
     from onnxruntime.transformers.fusion_options import FusionOptions
     from onnxruntime.transformers.optimizer import optimize_model
 
+    options = FusionOptions("bert")
+    # the fused node has no room for ERNIE's tasks
+    options.enable_embed_layer_norm = not folder.config.get("task_type_vocab_size")
     model = optimize_model(
         str(source),
         model_type="bert",
         num_heads=int(folder.config["num_attention_heads"]),
         hidden_size=folder.hidden_size,
-        optimization_options=FusionOptions("bert"),
+        optimization_options=options,
         opt_level=0,  # the optimizations that ONNX Runtime applies on loading depend on the machine
     )
     if precision == "fp16":

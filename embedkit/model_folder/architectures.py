@@ -79,6 +79,7 @@ class Architecture:
         final_norm: a tensor whose name in the core is ``encoder.norm.weight``.
         activation: the default, if the file names none.
         activations: names that this model has beside or in place of the usual ones.
+        usual_activations: it has these, too.
         epsilon: the default of the norms.
         read: adds what the file says in a form of its own, and refuses what the core does not compute.
         spans_heads: ``hidden_size`` need not be a multiple of the heads.
@@ -108,6 +109,7 @@ class Architecture:
     final_norm: str = ""
     activation: str = "gelu"
     activations: Mapping[str, str] = field(default_factory=dict)
+    usual_activations: bool = True
     epsilon: float = 1e-12
     read: Callable[[Mapping[str, Any], CoreConfig, str], None] | None = None
     spans_heads: bool = False
@@ -169,7 +171,7 @@ class Architecture:
         result["layer_norm_eps"] = float(epsilon)
         key = self.keys.get("hidden_act", "hidden_act")
         activation = config.get(key, self.activation)
-        known = {**_ACTIVATIONS, **self.activations}
+        known = {**(_ACTIVATIONS if self.usual_activations else {}), **self.activations}
         if not isinstance(activation, str) or activation not in known:
             raise ValueError(f"{where}: unknown {key} {activation!r:.80}; expected one of {', '.join(known)}")
         result["hidden_act"] = known[activation]

@@ -28,6 +28,7 @@ _CLASSIFIER_ACTIVATIONS = {
     "gelu_python": "gelu",
     "gelu_pytorch_tanh": "gelu_new",
 }
+_NAMED_ACTIVATIONS = {"modernbert": "classifier_activation", "deberta-v2": "pooler_hidden_act"}
 
 
 @dataclass(frozen=True)
@@ -162,13 +163,14 @@ def _yes_or_no(transformer: Path) -> LogitScore:
 
 
 def _with_activation(architecture: Architecture, raw: Mapping[str, Any], where: Path) -> Architecture:
-    """The architecture with the activation of ModernBERT's classifier, which need not be that of the layers."""
-    if raw["model_type"] != "modernbert":
+    """The architecture with the activation that config.json names for its classifier, if it names one."""
+    key = _NAMED_ACTIVATIONS.get(raw["model_type"])
+    if key is None:
         return architecture
-    name = raw.get("classifier_activation", "gelu")
+    name = raw.get(key, "gelu")
     if not isinstance(name, str) or name not in _CLASSIFIER_ACTIVATIONS:
         known = ", ".join(_CLASSIFIER_ACTIVATIONS)
-        raise ValueError(f"{where}: unknown classifier_activation {name!r:.80}; expected one of {known}")
+        raise ValueError(f"{where}: unknown {key} {name!r:.80}; expected one of {known}")
     inner, _, outer = architecture.classifier
     return replace(architecture, classifier=(inner, _CLASSIFIER_ACTIVATIONS[name], outer))
 

@@ -70,7 +70,8 @@ class Tokenizer:
 def load_tokenizer(folder: str | Path, *, lowercase_first: bool = False, static: bool = False) -> Tokenizer:
     """Read the tokenizer of a model folder: tokenizer.json or, without it, vocab.txt.
 
-    The ids are those of transformers, which combines tokenizer.json with the settings beside it.
+    The ids are those of transformers, which combines tokenizer.json with the settings beside it. DeBERTa's are those of
+    tokenizer.json, as the models were trained: version 5 of transformers leaves its normalization (NFKC) out.
 
     Args:
         folder: contains the tokenizer's files.

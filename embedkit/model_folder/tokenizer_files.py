@@ -35,6 +35,7 @@ _NO_LIMIT = 1_000_000_000
 # Classes of transformers that return token types without "model_input_names".
 _TYPED_CLASSES = {
     "BertTokenizer",
+    "DebertaV2Tokenizer",
     "ElectraTokenizer",
     "MobileBertTokenizer",
     "ConvBertTokenizer",
@@ -54,6 +55,9 @@ _CLASSES = {
     "xlm-roberta": "XLMRobertaTokenizer",
     "camembert": "CamembertTokenizer",
     "albert": "AlbertTokenizer",
+    "data2vec-text": "RobertaTokenizer",
+    "deberta-v2": "DebertaV2Tokenizer",
+    "ernie": "BertTokenizer",
 }
 
 # Model types of which transformers takes tokenizer.json as it is, as many of their folders name a wrong class.

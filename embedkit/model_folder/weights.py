@@ -235,6 +235,16 @@ def _missing(path: Path, folder: Path) -> FileNotFoundError:
     )
 
 
+# Checkpoints converted from TensorFlow name the layer norms' tensors gamma and beta.
+_FORMER = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+
+
+def _of_today(name: str) -> str:
+    for part, former in _FORMER.items():
+        name = name.replace(former, part)
+    return name
+
+
 class _Source:
     """Finds tensors in one file or in the shards of an index, with or without the model's prefix."""
 
@@ -273,7 +283,7 @@ class _Source:
             *(n for names in architecture.other_names(architecture.layers) for n in names),
         }
         for stored in self._places:
-            name = self._bare(stored)
+            name = _of_today(self._bare(stored))
             if (
                 any(name.startswith(start) for start in starts)
                 and name not in known
@@ -319,8 +329,9 @@ class _Source:
         ``kind`` is ``"float"``, ``"bits"`` (uint16 if all of it is stored as BF16, else as float), ``"F32"``
         or ``"I8"``.
         """
-        # Checkpoints converted from TensorFlow name the layer norms' tensors gamma and beta.
-        old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        old = name
+        for part, former in _FORMER.items():
+            old = old.replace(part, former)
         for prefix in self._prefixes:
             for stored in (prefix + name, prefix + old):
                 if stored in self._places:

@@ -21,11 +21,17 @@ _NAMES = {
     ".attention.self.value_proj.": ".attention.self.value.",
     "encoder.LayerNorm.": "encoder.rel_embeddings.LayerNorm.",
 }
+_DEFAULTS = {
+    "relative_attention": False, "share_att_key": False, "norm_rel_ebd": "none", "position_biased_input": True,
+}  # fmt: skip
+"""What transformers takes for keys that are not there."""
+_LONGEST = 8192
+"""Tokens of a text: the memory for its scores grows with their square."""
 
 
 def _read_deberta(raw: Config, config: CoreConfig, where: str) -> None:
     refuse(
-        raw,
+        {**_DEFAULTS, **raw},
         where,
         {
             "relative_attention": (True,),
@@ -35,7 +41,6 @@ def _read_deberta(raw: Config, config: CoreConfig, where: str) -> None:
             "conv_kernel_size": (0, None),
             "embedding_size": (config["hidden_size"], None),
             "attention_head_size": (head_size(config), None),
-            "pooler_hidden_act": ("gelu", None),
         },
     )
     kinds = raw.get("pos_att_type")
@@ -48,6 +53,9 @@ def _read_deberta(raw: Config, config: CoreConfig, where: str) -> None:
     config["position_buckets"] = integer(raw, "position_buckets", where, 2)
     farthest = integer(raw, "max_relative_positions", where, -1, -1)
     config["max_relative_positions"] = farthest if farthest > 0 else config["max_position_embeddings"]
+    # Without a table of positions a text may be longer, unless the buckets end before their logarithmic part.
+    near = int(config["position_buckets"]) // 2 + 1
+    config["max_position_embeddings"] = _LONGEST if int(config["max_relative_positions"]) > near else near
 
 
 DEBERTA = Architecture(

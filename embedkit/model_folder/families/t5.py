@@ -32,8 +32,6 @@ _LONGEST = 8192
 
 def _read_t5(raw: Config, config: CoreConfig, where: str) -> None:
     function = config["hidden_act"]
-    if "gate" not in config:
-        refuse(raw, where, {"feed_forward_proj": ("relu",)})
     refuse(raw, where, {"dense_act_fn": (function, None), "is_gated_act": ("gate" in config, None)})
     config["head_size"] = integer(raw, "d_kv", where, 1, 64)
     config["max_position_embeddings"] = max(integer(raw, "n_positions", where, 1, 512), _LONGEST)
@@ -41,7 +39,7 @@ def _read_t5(raw: Config, config: CoreConfig, where: str) -> None:
 
 T5 = Architecture(
     family="t5",
-    prefix="",
+    prefix="transformer.",
     integers=tuple(key for key in INTEGERS if key != "max_position_embeddings"),
     fixed={"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128, "is_decoder": False},
     layers="encoder.block.",
@@ -77,6 +75,8 @@ T5 = Architecture(
     },
     epsilon=1e-6,
     activation="relu",
+    activations={"relu": "relu"},
+    usual_activations=False,
     alternatives={"shared.": ("encoder.embed_tokens.",)},
     read=_read_t5,
     spans_heads=True,

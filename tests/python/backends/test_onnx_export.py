@@ -90,7 +90,20 @@ def test_architectures(
 
 
 @pytest.mark.parametrize(
-    "kind", ["nomic", "nomic-odd", "gte", "gemma", "modernbert", "qwen3", "qwen2", "mistral", "t5", "deberta"]
+    "kind",
+    [
+        "nomic",
+        "nomic-odd",
+        "gte",
+        "gemma",
+        "modernbert",
+        "qwen3",
+        "qwen2",
+        "mistral",
+        "t5",
+        "deberta",
+        "ernie-tasks",
+    ],
 )
 def test_families_whose_tensors_transformers_names_otherwise(kind: str, tmp_path: Path) -> None:
     source = tiny(tmp_path / kind, kind)

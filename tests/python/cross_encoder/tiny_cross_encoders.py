@@ -34,6 +34,7 @@ KINDS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "pos_att_type": ["p2c", "c2p"], "position_biased_input": False, "type_vocab_size": 0,
         },
     ),
+    "ernie": ("Ernie", "", {"use_task_id": True, "type_vocab_size": 4}),
     "roformer": ("RoFormer", "BertTokenizer", {"embedding_size": 24, "hidden_act": "gelu"}),
 }  # fmt: skip
 _SHARED = {

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from changed_folder import changed
+from safetensors.numpy import load_file, save_file
 from tiny_families import KINDS, LLAMA3, WORDS, auto_class, tiny
 
 from embedkit import Encoder, _core
@@ -262,7 +263,8 @@ def test_models_that_are_refused_by_name(folders: dict[str, Path], tmp_path: Pat
     [
         ({"relative_attention_max_distance": 64}, "relative_attention_max_distance is 64.*only 128"),
         ({"relative_attention_num_buckets": 16}, "relative_attention_num_buckets is 16.*only 32"),
-        ({"feed_forward_proj": "gelu", "dense_act_fn": "gelu"}, "feed_forward_proj is 'gelu'.*only 'relu'"),
+        ({"feed_forward_proj": "gelu"}, "unknown feed_forward_proj 'gelu'; expected one of relu$"),
+        ({"feed_forward_proj": "gated-relu"}, "expected one of gated-gelu, gated-silu$"),
         ({"dense_act_fn": "silu"}, "dense_act_fn is 'silu'.*only 'relu'"),
         ({"d_kv": 0}, "d_kv must be an integer from 1"),
         ({"d_model": None}, "d_model must be an integer"),
@@ -287,7 +289,7 @@ def test_fields_of_t5_that_change_the_result(
         ({"pos_att_type": "c2p"}, "pos_att_type is 'c2p'.*only 'p2c|c2p'"),
         ({"pos_att_type": 3}, "pos_att_type is 3"),
         ({"position_buckets": -1}, "position_buckets must be an integer from 2"),
-        ({"max_relative_positions": 9}, "position_buckets is 16, max_relative_positions 9"),
+        ({"max_relative_positions": -2}, "max_relative_positions must be an integer from -1"),
         ({"embedding_size": 20}, "embedding_size is 20"),
     ],
 )
@@ -296,6 +298,43 @@ def test_fields_of_deberta_that_change_the_result(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         Encoder(changed(folders["deberta"], tmp_path / "model", change))
+
+
+@pytest.mark.parametrize(
+    "key", ["relative_attention", "share_att_key", "norm_rel_ebd", "position_biased_input", "pos_att_type"]
+)
+def test_what_transformers_takes_for_fields_of_deberta_that_are_missing(
+    key: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = changed(folders["deberta"], tmp_path / "model", {})
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    del config[key]
+    path.write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=f"{key} is"):
+        Encoder(folder)
+
+
+def test_deberta_beyond_the_lengths_of_its_training(folders: dict[str, Path], tmp_path: Path) -> None:
+    """By default a text is cut at max_position_embeddings, as in sentence-transformers; max_length may be more."""
+    texts = [" ".join(WORDS * 90)]
+    assert Encoder(folders["deberta"]).max_seq_length == 800
+    vectors = Encoder(folders["deberta"], max_length=1200).encode(texts, normalize_embeddings=True)
+    np.testing.assert_allclose(vectors, expected(folders["deberta"], texts), atol=2e-6)
+    few = tiny(tmp_path / "few", "deberta", position_buckets=256, max_position_embeddings=64)  # all exact
+    assert Encoder(few).max_seq_length == 64
+    texts = [" ".join(WORDS * 5)[: 5 * n] for n in (3, 50)]
+    vectors = Encoder(few).encode(texts, normalize_embeddings=True)
+    np.testing.assert_allclose(vectors, expected(few, texts), atol=2e-6)
+
+
+def test_deberta_with_the_older_names_of_norms(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = changed(folders["deberta"], tmp_path / "model", {})
+    tensors = load_file(folder / "model.safetensors")
+    older = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): value for name, value in tensors.items()}
+    older = {name.replace("LayerNorm.bias", "LayerNorm.beta"): value for name, value in older.items()}
+    save_file(older, folder / "model.safetensors")
+    np.testing.assert_array_equal(Encoder(folder).encode(TEXTS), Encoder(folders["deberta"]).encode(TEXTS))
 
 
 def test_t5_has_no_longest_text_of_512_tokens(folders: dict[str, Path]) -> None:

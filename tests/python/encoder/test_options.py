@@ -61,7 +61,7 @@ def test_a_missing_option_is_named() -> None:
             "only if no layer is used twice",
         ),
         ({"position_buckets": 15, "max_relative_positions": 40}, "position_buckets is 15.*must be even"),
-        ({"position_buckets": 16, "max_relative_positions": 9}, "the latter more than half of it"),
+        ({"position_buckets": 2, "max_relative_positions": 2}, "the latter more than half of it plus 1"),
         (
             {"embedding_norm": False},
             "embeddings that are not normalized need layers that normalize their input",

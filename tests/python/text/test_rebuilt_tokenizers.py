@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from subword_families import MARKED, charsmap
+from subword_families import MARKED, charsmap, family
 from tokenizer_pair import Pair, special, subword_vocabulary
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from embedkit.model_folder.pair_template import read_pair_template
 from embedkit.model_folder.tokenizer import changes_beside, load_tokenizer
+from embedkit.model_folder.tokenizer_files import TokenizerSettings
 
 CHARSMAP = charsmap({"\n": " ", "\u3000": " ", "\u2581": " "})
 
@@ -150,6 +151,36 @@ def test_what_a_class_builds_anew_against_transformers(
     first, second = loaded.encode_batch(["ab", "c"])
     whole = [*pair.before, *first, *pair.between, *second, *pair.behind]
     assert whole == expected("ab", "c")["input_ids"]
+
+
+def test_debertas_text_is_normalized_as_its_file_says(tmp_path: Path) -> None:
+    """The models were trained so; version 5 of transformers leaves NFKC out."""
+    settings = {"tokenizer_class": "DebertaV2Tokenizer"}
+    write(tmp_path, family("deberta"), tokenizer_config=settings, config={"model_type": "deberta-v2"})
+    written = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    texts = ["a library \u00bd", "\uff4c\uff49\uff42", "a\u00a0b", "\u2026 \u2122"]
+    ids = [written.encode(text, add_special_tokens=False).ids for text in texts]
+    assert load_tokenizer(tmp_path).encode_batch(texts) == ids
+    assert "normalizer" not in changes_beside(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "kind,model_type,typed",
+    [
+        ("DebertaV2Tokenizer", "deberta-v2", True),
+        ("", "deberta-v2", True),
+        ("", "ernie", True),
+        ("", "data2vec-text", False),
+        ("", "t5", False),
+    ],
+)
+def test_token_types_of_the_class_or_the_model_type(
+    tmp_path: Path, kind: str, model_type: str, typed: bool
+) -> None:
+    named = {"tokenizer_class": kind} if kind else {}
+    write(tmp_path, wordpiece_file(), tokenizer_config=named, config={"model_type": model_type})
+    settings = TokenizerSettings(tmp_path)
+    assert settings.uses_token_types(settings.class_of_transformers) == typed
 
 
 @pytest.mark.parametrize("newer", [False, True])
