@@ -91,6 +91,15 @@ bool has_avx_vnni() {
 #endif
 }
 
+bool multiplies_in_one_unit() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  return __builtin_cpu_is("amdfam17h");
+#else
+  return false;
+#endif
+}
+
 bool gains_from_avx512_bf16() {
 #if defined(__x86_64__)
   __builtin_cpu_init();

@@ -27,6 +27,9 @@ bool has_amx();
 /// encoding of it, too.
 bool has_avx_vnni();
 
+/// Whether one vector unit alone multiplies integers, as in AMD's processors from Zen to Zen 2.
+bool multiplies_in_one_unit();
+
 /// Whether vdpbf16ps (AVX-512 BF16) is faster here than products of floats: it is twice as fast on AMD's
 /// processors (Zen 4 and 5) and half as fast on Intel's.
 bool gains_from_avx512_bf16();

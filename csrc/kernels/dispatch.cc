@@ -36,7 +36,7 @@ const Kernels& kernels_for(Isa isa) {
       return kReferenceKernels;
 #if defined(__x86_64__)
     case Isa::kAvx2:
-      return kAvx2Kernels;
+      return multiplies_in_one_unit() ? kAvx2SplitKernels : kAvx2Kernels;
     case Isa::kAvx2Vnni:
       return has_avx_vnni() ? kAvx2VnniKernels : kAvx2VnniEvexKernels;
     case Isa::kAvx512Vnni:

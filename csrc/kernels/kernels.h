@@ -212,6 +212,7 @@ const Kernels& kernels_for(Isa isa);
 extern const Kernels kReferenceKernels;
 #if defined(__x86_64__)
 extern const Kernels kAvx2Kernels;
+extern const Kernels kAvx2SplitKernels;  ///< of the same results
 extern const Kernels kAvx2VnniKernels;
 extern const Kernels kAvx2VnniEvexKernels;
 extern const Kernels kAvx512VnniKernels;

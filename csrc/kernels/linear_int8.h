@@ -15,7 +15,9 @@
 //
 //   Dot::products    x * w in 16 bits, two sums of two a column
 //   Dot::join        adds two of these
-//   Dot::widen       adds them to the sums
+//   Dot::Sums        what keeps the sums of a vector, Dot::none() at first
+//   Dot::widen       adds products or joined products to them, Dot::kMost times at most (0: any number)
+//   Dot::total       the sums in int32
 #pragma once
 
 #include <algorithm>
@@ -101,10 +103,17 @@ inline const uint8_t* int8_panel(const PackedLinear& linear, size_t p) {
   return packed + line * kCacheLine;
 }
 
+/// Sums that wait for more: of row r and the columns from n on, 32 bits each, at `at + r * ld + n`.
+struct Waiting {
+  float* at;  ///< in place of the results
+  size_t ld;
+};
+
 /// The integer products of R rows with one panel, handed to `finish(row, vector, sums)`.
 template <class Dot, int R, class Finish>
 inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_t stride,
-                                                         const uint8_t* panel, size_t in, Finish&& finish) {
+                                                         const uint8_t* panel, size_t in, Waiting,
+                                                         Finish&& finish) {
   using V = typename Dot::V;
   const size_t steps = Int8Layout<Dot>::steps(in);
   constexpr int C = V::kVectors;
@@ -151,51 +160,83 @@ inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_
 /// The same from groups of weights in pairs.
 template <PairedDot Dot, int R, class Finish>
 inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_t stride,
-                                                         const uint8_t* panel, size_t, Finish&& finish) {
+                                                         const uint8_t* panel, size_t, Waiting waiting,
+                                                         Finish&& finish) {
   using V = typename Dot::V;
   constexpr int C = V::kVectors;
   static_assert(V::kPanel == paired::kPanel);
-  typename V::I acc[R][C];
-#pragma GCC unroll 16
-  for (int r = 0; r < R; ++r)
+  typename Dot::Sums acc[R][C];
+  const auto over_sums = [&](auto&& body) __attribute__((always_inline)) {
 #pragma GCC unroll 4
-    for (int c = 0; c < C; ++c) acc[r][c] = V::zero_int();
+    for (int c = 0; c < C; ++c)
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) body(r, c, acc[r][c]);
+  };
+  const auto clear = [](int, int, typename Dot::Sums& sums)
+                         __attribute__((always_inline)) { sums = Dot::none(); };
   paired::PanelHeader header;
   std::memcpy(&header, panel, sizeof(header));
   const auto* offset = reinterpret_cast<const uint16_t*>(panel + sizeof(header));
-  const size_t groups = size_t{2} * header.pairs + header.singles;
-  const uint8_t* b = panel + round_up(sizeof(header) + groups * sizeof(uint16_t), kCacheLine);
-  for (size_t step = 0; step < header.pairs; ++step, offset += 2, b += 2 * C * V::kBytes) {
-    const uint8_t* a0 = a + offset[0];
-    const uint8_t* a1 = a + offset[1];
-    typename V::I column[2 * C];
+  size_t pairs = header.pairs, singles = header.singles;
+  const uint8_t* b = panel + round_up(sizeof(header) + (2 * pairs + singles) * sizeof(uint16_t), kCacheLine);
+  const auto multiply = [&](size_t in_pairs, size_t alone) __attribute__((always_inline)) {
+    for (size_t step = 0; step < in_pairs; ++step, offset += 2, b += 2 * C * V::kBytes) {
+      const uint8_t* a0 = a + offset[0];
+      const uint8_t* a1 = a + offset[1];
+      typename V::I column[2 * C];
 #pragma GCC unroll 4
-    for (int c = 0; c < 2 * C; ++c) column[c] = V::load_int(b + static_cast<size_t>(c) * V::kBytes);
+      for (int c = 0; c < 2 * C; ++c) column[c] = V::load_int(b + static_cast<size_t>(c) * V::kBytes);
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const typename V::I x0 = Dot::load(a0 + static_cast<size_t>(r) * stride);
-      const typename V::I x1 = Dot::load(a1 + static_cast<size_t>(r) * stride);
+      for (int r = 0; r < R; ++r) {
+        const typename V::I x0 = Dot::load(a0 + static_cast<size_t>(r) * stride);
+        const typename V::I x1 = Dot::load(a1 + static_cast<size_t>(r) * stride);
 #pragma GCC unroll 4
-      for (int c = 0; c < C; ++c)
-        acc[r][c] =
-            Dot::widen(acc[r][c], Dot::join(Dot::products(x0, column[c]), Dot::products(x1, column[C + c])));
+        for (int c = 0; c < C; ++c)
+          Dot::widen(acc[r][c], Dot::join(Dot::products(x0, column[c]), Dot::products(x1, column[C + c])));
+      }
     }
-  }
-  for (size_t step = 0; step < header.singles; ++step, ++offset, b += C * V::kBytes) {
-    const uint8_t* a0 = a + offset[0];
+    for (size_t step = 0; step < alone; ++step, ++offset, b += C * V::kBytes) {
+      const uint8_t* a0 = a + offset[0];
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const typename V::I x = Dot::load(a0 + static_cast<size_t>(r) * stride);
+      for (int r = 0; r < R; ++r) {
+        const typename V::I x = Dot::load(a0 + static_cast<size_t>(r) * stride);
 #pragma GCC unroll 4
-      for (int c = 0; c < C; ++c)
-        acc[r][c] =
-            Dot::widen(acc[r][c], Dot::products(x, V::load_int(b + static_cast<size_t>(c) * V::kBytes)));
+        for (int c = 0; c < C; ++c)
+          Dot::widen(acc[r][c], Dot::products(x, V::load_int(b + static_cast<size_t>(c) * V::kBytes)));
+      }
     }
+  };
+  if constexpr (Dot::kMost == 0) {
+    over_sums(clear);
+    multiply(pairs, singles);
+    over_sums([&](int r, int c, const typename Dot::Sums& sums)
+                  __attribute__((always_inline)) { finish(r, c, Dot::total(sums)); });
+  } else {
+    const auto place = [&](int r, int c) __attribute__((always_inline)) {
+      return waiting.at + static_cast<size_t>(r) * waiting.ld + c * V::kLanes;
+    };
+    const auto read = [&](int r, int c) __attribute__((always_inline)) {
+      typename V::I sum;
+      std::memcpy(&sum, place(r, c), sizeof(sum));
+      return sum;
+    };
+    const auto write = [&](int r, int c, typename V::I sum)
+                           __attribute__((always_inline)) { std::memcpy(place(r, c), &sum, sizeof(sum)); };
+    over_sums([&](int r, int c, typename Dot::Sums&)
+                  __attribute__((always_inline)) { write(r, c, V::zero_int()); });
+    do {
+      const size_t in_pairs = std::min(pairs, Dot::kMost), alone = std::min(singles, Dot::kMost - in_pairs);
+      over_sums(clear);
+      multiply(in_pairs, alone);
+      over_sums([&](int r, int c, const typename Dot::Sums& sums) __attribute__((always_inline)) {
+        write(r, c, V::add_int(read(r, c), Dot::total(sums)));
+      });
+      pairs -= in_pairs;
+      singles -= alone;
+    } while (pairs + singles != 0);
+    over_sums([&](int r, int c, typename Dot::Sums&)
+                  __attribute__((always_inline)) { finish(r, c, read(r, c)); });
   }
-#pragma GCC unroll 4
-  for (int c = 0; c < C; ++c)
-#pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) finish(r, c, acc[r][c]);
 }
 
 /// The vectors that scale the columns of a panel.
@@ -217,14 +258,15 @@ __attribute__((noinline)) void int8_tile(const QuantizedRows& x, const uint8_t* 
   // Where registers are few the vectors of the columns are loaded again for each row.
   constexpr bool kKept = R * V::kVectors + 5 <= V::kRegisters;
   ColumnFactors<V> kept{};
-  int8_products<Dot, R>(
-      x.data, x.stride, panel, in, [&](int r, int c, typename V::I sums) __attribute__((always_inline)) {
-        if (kKept && r == 0) kept = load(c);
-        const ColumnFactors<V> column = kKept ? kept : load(c);
-        const auto start = V::fma(V::set1(x.lowest[r]), column.row_sums, column.bias);
-        const auto scaled = V::mul(V::to_float(sums), V::set1(x.scale[r]));
-        V::store(out + static_cast<size_t>(r) * ld_out + c * V::kLanes, V::fma(scaled, column.scale, start));
-      });
+  int8_products<Dot, R>(x.data, x.stride, panel, in, Waiting{out, ld_out},
+                        [&](int r, int c, typename V::I sums) __attribute__((always_inline)) {
+                          if (kKept && r == 0) kept = load(c);
+                          const ColumnFactors<V> column = kKept ? kept : load(c);
+                          const auto start = V::fma(V::set1(x.lowest[r]), column.row_sums, column.bias);
+                          const auto scaled = V::mul(V::to_float(sums), V::set1(x.scale[r]));
+                          V::store(out + static_cast<size_t>(r) * ld_out + c * V::kLanes,
+                                   V::fma(scaled, column.scale, start));
+                        });
 }
 
 template <class Dot>
@@ -253,16 +295,18 @@ void products_int8(const QuantizedRows& x, size_t rows, const PackedLinear& line
   using V = typename Dot::V;
   using Layout = Int8Layout<Dot>;
   for (size_t column = 0; column < linear.out_features; column += Layout::kPanel)
-    for (size_t row = 0; row < rows; ++row)
+    for (size_t row = 0; row < rows; ++row) {
+      float waiting[Layout::kPanel];
       int8_products<Dot, 1>(
           x.data + row * x.stride, x.stride, int8_panel<Dot>(linear, column / Layout::kPanel),
-          linear.in_features, [&](int, int c, typename V::I sums) {
+          linear.in_features, Waiting{waiting, 0}, [&](int, int c, typename V::I sums) {
             int32_t lanes[V::kLanes];
             std::memcpy(lanes, &sums, sizeof(lanes));
             const size_t first = column + static_cast<size_t>(c) * V::kLanes;
             for (size_t n = first; n < std::min(first + V::kLanes, linear.out_features); ++n)
               out[row * ld_out + n] = lanes[n - first];
           });
+    }
 }
 
 }  // namespace

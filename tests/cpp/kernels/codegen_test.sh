@@ -16,7 +16,7 @@ for object in "$@"; do
   forbidden='^$'
   also='' tiles=0
   case "$object" in
-    *kernels/avx2.cc.o) wanted='vpmaddubsw .*ymm' forbidden='vpdpbusd|%zmm|%k[0-7]' ;;
+    *kernels/avx2.cc.o | *kernels/avx2_split.cc.o) wanted='vpmaddubsw .*ymm' forbidden='vpdpbusd|%zmm|%k[0-7]' ;;
     *kernels/avx2_vnni.cc.o) wanted='\{vex\} vpdpbusd .*ymm' forbidden='%zmm|%k[0-7]|[xy]mm(1[6-9]|[23][0-9])' ;;
     *kernels/avx2_vnni_evex.cc.o) wanted='vpdpbusd .*ymm' forbidden='\{vex\}|%zmm' ;;
     *kernels/avx512_vnni.cc.o) wanted='vpdpbusd .*zmm' ;;

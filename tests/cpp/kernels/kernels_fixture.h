@@ -18,7 +18,7 @@ inline std::vector<const Kernels*> all_kernels() {
 #if defined(__x86_64__)
   const auto isas = available_isas();
   if (std::find(isas.begin(), isas.end(), Isa::kAmxEmulated) != isas.end())
-    all.push_back(&kAmxEmulatedAvx2Kernels);
+    all.insert(all.end(), {&kAmxEmulatedAvx2Kernels, &kAvx2Kernels, &kAvx2SplitKernels});
   if (has_avx512_vnni()) all.push_back(&kAvx512VnniKernels);  // without vdpbf16ps
 #endif
   return all;

@@ -34,6 +34,32 @@ void products_are_exact(const Kernels& kernels, bool extreme) {
   }
 }
 
+/// Many equal weights: -91 and 91 bring the sums of vpmaddubsw to their bound, and 1,025 groups of four
+/// features are more than 16-bit sums can wait for.
+void long_sums_are_exact(const Kernels& kernels) {
+  constexpr size_t kRows = 4, kOut = 17, kIn = 4100;
+  Weights weights(kernels, kOut, kIn, 13);
+  Matrix x(kRows, kIn, 14, 1, 1);
+  for (size_t r = 0; r < kRows; ++r) x.row(r)[kIn - 1] = 0;
+  Quantized q(kernels, kRows, kIn);
+  kernels.quantize(x.row(0), x.ld, kRows, kIn, q.view());
+  Matrix y(kRows, weights.quantized_panels * kernels.quantized_panel, 15);
+  for (const int weight : {-127, -91, -1, 91, 127}) {
+    weights.int8.assign(kOut * kIn, static_cast<int8_t>(weight));
+    kernels.pack_int8(weights.int8.data(), kOut, kIn, weights.packed_int8.data());
+    kernels.linear_int8(q.view(), kRows, weights.linear_int8, 0, weights.quantized_panels, y.row(0), y.ld);
+    std::vector<int32_t> got(kRows * kOut);
+    kernels.products_int8(q.view(), kRows, weights.linear_int8, got.data(), kOut);
+    for (size_t r = 0; r < kRows; ++r)
+      for (size_t n = 0; n < kOut; ++n) {
+        const int sum = static_cast<int>(kIn - 1) * q.at(r, 0) * weight;
+        CHECK_EQ(got[r * kOut + n], sum);
+        const double want = double{q.scale[r]} * sum * weights.scale[n] + weights.bias[n];
+        CHECK(std::abs(y.row(r)[n] - want) < 1e-5 * (1 + std::abs(want)));
+      }
+  }
+}
+
 void scaled_products_agree(const Kernels& kernels) {
   for (const auto& shape : kShapes) {
     const size_t rows = shape[0], out = shape[1], in = shape[2];
@@ -67,6 +93,7 @@ int main() {
   for (const Kernels* kernels : all_kernels()) {
     products_are_exact(*kernels, false);
     products_are_exact(*kernels, true);
+    long_sums_are_exact(*kernels);
     scaled_products_agree(*kernels);
   }
   return report();
