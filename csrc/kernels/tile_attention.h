@@ -226,8 +226,10 @@ class TileAttention {
   /// As weights: k as [panel of keys][group of features][half of the panel][pair of features][key][feature].
   void pack_keys(const AttentionTask& task, size_t packed) const {
     const size_t pairs = at_.row / sizeof(float);
-    for (size_t j = 0; j < length_; j += V::kLanes) {
-      const size_t rows = std::min<size_t>(length_ - j, V::kLanes);
+    // Weights of keys past the last one are multiplied by zeros, so they must be finite: the tile is filled
+    // up.
+    for (size_t j = 0; j < round_up(length_, kTileColumns); j += V::kLanes) {
+      const size_t rows = std::min<size_t>(std::max(length_, j) - j, V::kLanes);
       round_rows(task.k + j * task.ld, task.ld, rows, at_.rounded, [](F x) { return x; });
       for (size_t r = rows; r < V::kLanes; ++r)
         for (size_t d = 0; d < pairs; d += V::kLanes)
