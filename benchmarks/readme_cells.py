@@ -8,7 +8,7 @@ import common
 __all__ = ["built_in", "machine", "named", "rate"]
 
 #: Family and model of processors that share a name -> their generation.
-_GENERATIONS = {"25/17": "Zen 4, ", "26/2": "Zen 5, "}
+_GENERATIONS = {"23/49": "Zen 2, ", "25/17": "Zen 4, ", "26/2": "Zen 5, "}
 
 
 def built_in(result: dict[str, Any]) -> str:

@@ -111,11 +111,14 @@ class Counts:
 def tokenizer_of(folder: ModelFolder) -> Tokenizer:
     """The tokenizer of a model folder, checked against its vocabulary."""
     static = folder.static is not None
-    tokenizer = load_tokenizer(folder.transformer, lowercase_first=folder.do_lower_case, static=static)
-    if tokenizer.vocab_size > int(folder.config["vocab_size"]):
+    vectors = int(folder.config["vocab_size"])
+    tokenizer = load_tokenizer(
+        folder.transformer, lowercase_first=folder.do_lower_case, static=static, vectors=vectors
+    )
+    if tokenizer.vocab_size > vectors:
         raise ValueError(
             f"{folder.transformer}: the tokenizer has {tokenizer.vocab_size} tokens, vocab_size in "
-            f"config.json is {folder.config['vocab_size']}; the files are of different models"
+            f"config.json is {vectors}; the files are of different models"
         )
     if static:
         # no special tokens, and only the truncation that tokenizer.json itself asks for

@@ -67,7 +67,9 @@ class Tokenizer:
         return ids
 
 
-def load_tokenizer(folder: str | Path, *, lowercase_first: bool = False, static: bool = False) -> Tokenizer:
+def load_tokenizer(
+    folder: str | Path, *, lowercase_first: bool = False, static: bool = False, vectors: int | None = None
+) -> Tokenizer:
     """Read the tokenizer of a model folder: tokenizer.json or, without it, vocab.txt.
 
     The ids are those of transformers, which combines tokenizer.json with the settings beside it. DeBERTa's are those of
@@ -78,6 +80,8 @@ def load_tokenizer(folder: str | Path, *, lowercase_first: bool = False, static:
         lowercase_first: `do_lower_case` of sentence_bert_config.json: text is lower-cased before the
             tokenizer's own normalization (added tokens of the text are found before that).
         static: of a static model, which takes tokenizer.json alone.
+        vectors: the tokens that the model has vectors for. An added token of tokenizer.json with a higher id is not
+            looked for, so that it is ordinary text (EmbeddingGemma's `<image_soft_token>`). None: all are looked for.
 
     Raises:
         FileNotFoundError: neither file exists.
@@ -99,7 +103,7 @@ def load_tokenizer(folder: str | Path, *, lowercase_first: bool = False, static:
         )
     path = folder / "tokenizer.json"
     if present(path):
-        return _from_json(path, settings, lowercase_first, static)
+        return _from_json(path, settings, lowercase_first, static, vectors)
     vocabulary = folder / "vocab.txt"
     if present(vocabulary):
         return _from_vocabulary(vocabulary, settings, lowercase_first)
@@ -192,7 +196,9 @@ class _Normalizer:
         }
 
 
-def _from_json(path: Path, settings: TokenizerSettings, lowercase_first: bool, static: bool) -> Tokenizer:
+def _from_json(
+    path: Path, settings: TokenizerSettings, lowercase_first: bool, static: bool, vectors: int | None
+) -> Tokenizer:
     kind = "" if static else settings.class_of_transformers
     content = rebuild(read_json(path), settings, kind, path)
     model = typed(content, "model", dict, None, path)
@@ -214,6 +220,11 @@ def _from_json(path: Path, settings: TokenizerSettings, lowercase_first: bool, s
     added = _added(content, path)
     missing = [] if static else _missing_tokens(settings, kind, added, model)
     added += missing
+    if vectors is not None and (unknown := _without_vector(added, model, vectors, path)):
+        added = [token for token in added if token["content"] not in unknown]
+        missing = [token for token in missing if token["content"] not in unknown]
+        kept = [token for token in content["added_tokens"] if token["content"] not in unknown]
+        content = {**content, "added_tokens": kept}
     core: _core.Tokenizer | None = None
     other = None
     if normalizer is not None and is_wordpiece(model):
@@ -235,6 +246,8 @@ def _from_json(path: Path, settings: TokenizerSettings, lowercase_first: bool, s
         pad_id = ids.get(padding_token["content"])
     if pad_id is not None and type(pad_id) is not int:
         raise damaged(path, f'"pad_id" is {pad_id!r}, not an integer')
+    if pad_id is not None and vectors is not None and pad_id >= vectors:
+        pad_id = None
     _check_ids((*prefix, *suffix), size, path)
     return Tokenizer(
         core,
@@ -248,6 +261,22 @@ def _from_json(path: Path, settings: TokenizerSettings, lowercase_first: bool, s
         other,
         unknown_id=_unknown_id(model, ids),
     )
+
+
+def _without_vector(
+    added: list[dict[str, Any]], model: Mapping[str, Any], vectors: int, path: Path
+) -> set[str]:
+    """The added tokens whose ids are not below ``vectors``."""
+    vocab: Any = model.get("vocab")
+    if isinstance(vocab, list):  # of Unigram, with scores; checked later
+        ids: dict[str, Any] = {row[0]: i for i, row in enumerate(vocab) if isinstance(row, list) and row}
+    else:
+        ids = vocab if isinstance(vocab, dict) else {}
+    try:
+        found, _ = added_ids(added, ids, len(vocab or ()))
+        return {content for content, i in found.items() if i >= vectors}
+    except (ValueError, TypeError) as error:
+        raise damaged(path, str(error)) from None
 
 
 def _ids_around(

@@ -233,6 +233,20 @@ def test_a_tokenizer_of_another_model_is_refused(make_model: Make, tmp_path: Pat
         Encoder(folder)
 
 
+def test_an_added_token_without_a_vector_is_text(make_model: Make, tmp_path: Path) -> None:
+    import json
+    import shutil
+
+    folder = shutil.copytree(make_model(), tmp_path / "copy")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    image = {"id": len(tokenizer["model"]["vocab"]), "content": "<image_soft_token>", "special": True}
+    flags = {"lstrip": False, "rstrip": False, "single_word": False, "normalized": False}
+    tokenizer["added_tokens"].append(image | flags)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    text = "the <image_soft_token> of it"
+    np.testing.assert_array_equal(Encoder(folder).encode(text), Encoder(make_model()).encode(text))
+
+
 def test_encode_iter_takes_a_stream(encoder: Encoder) -> None:
     texts = [f"the {i} of {i * 7}" for i in range(50)]
     blocks = list(encoder.encode_iter((text for text in texts), block_size=20))

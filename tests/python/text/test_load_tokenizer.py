@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from subword_families import family
 from tokenizer_pair import OPTIONS, SENTENCES, SPECIAL, Pair, special, subword_vocabulary
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
@@ -505,3 +506,50 @@ def test_json_files_are_utf8(tmp_path: Path, name: str, encoding: str, read: boo
         return
     with pytest.raises(ValueError, match=f"{name}: not valid JSON"):
         load_tokenizer(tmp_path)
+
+
+def words_content() -> dict[str, Any]:
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "image": 1, "soft": 2, "a": 3}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return json.loads(tokenizer.to_str())
+
+
+WITHOUT_VECTOR = {
+    "wordpiece": lambda: json.loads(wordpiece().to_str()),
+    "bpe": lambda: dict(family("gemma")),
+    "unigram": lambda: dict(family("xlm-roberta")),
+    "words": words_content,
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_VECTOR)
+def test_an_added_token_without_a_vector_is_text(tmp_path: Path, kind: str) -> None:
+    """As in EmbeddingGemma, whose tokenizer is that of models which see images."""
+    content = WITHOUT_VECTOR[kind]()
+    before = Tokenizer.from_str(json.dumps(content))
+    size = max(before.get_vocab().values()) + 1
+    image = {"content": "<image_soft_token>", "id": size, "special": True, "normalized": False}
+    other = {**image, "content": "<pad>" if kind == "words" else "<another>", "id": size + 1}
+    flags = {"lstrip": False, "rstrip": False, "single_word": False}
+    content["added_tokens"] = [*content["added_tokens"], image | flags, other | flags]
+    padding = {"pad_id": size + 1, "pad_token": other["content"], "pad_type_id": 0}
+    content["padding"] = {
+        **padding,
+        "strategy": "BatchLongest",
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    text = f"a soft <image_soft_token> image {other['content']}"
+
+    known = load_tokenizer(tmp_path)
+    assert known.vocab_size == size + 2 and {size, size + 1} <= set(known.encode_batch([text])[0])
+    assert known.pad_id == size + 1
+
+    loaded = load_tokenizer(tmp_path, vectors=size)
+    assert loaded.vocab_size == size and loaded.pad_id is None
+    assert loaded.encode_batch([text]) == [before.encode(text, add_special_tokens=False).ids]
+    assert (loaded.core is None) == (kind == "words")
+
+    one_more = load_tokenizer(tmp_path, vectors=size + 1)
+    assert size in one_more.encode_batch([text])[0] and size + 1 not in one_more.encode_batch([text])[0]
