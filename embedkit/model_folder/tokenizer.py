@@ -220,7 +220,7 @@ def _from_json(
     added = _added(content, path)
     missing = [] if static else _missing_tokens(settings, kind, added, model)
     added += missing
-    if vectors is not None and (unknown := _without_vector(added, model, vectors, path)):
+    if vectors is not None and (unknown := _without_vector(added, model, vectors)):
         added = [token for token in added if token["content"] not in unknown]
         missing = [token for token in missing if token["content"] not in unknown]
         kept = [token for token in content["added_tokens"] if token["content"] not in unknown]
@@ -263,20 +263,17 @@ def _from_json(
     )
 
 
-def _without_vector(
-    added: list[dict[str, Any]], model: Mapping[str, Any], vectors: int, path: Path
-) -> set[str]:
-    """The added tokens whose ids are not below ``vectors``."""
+def _without_vector(added: list[dict[str, Any]], model: Mapping[str, Any], vectors: int) -> set[str]:
+    """The added tokens whose ids are not below ``vectors``; none of a damaged vocabulary, which is refused later."""
     vocab: Any = model.get("vocab")
-    if isinstance(vocab, list):  # of Unigram, with scores; checked later
-        ids: dict[str, Any] = {row[0]: i for i, row in enumerate(vocab) if isinstance(row, list) and row}
-    else:
-        ids = vocab if isinstance(vocab, dict) else {}
     try:
-        found, _ = added_ids(added, ids, len(vocab or ()))
+        ids = (
+            vocab if isinstance(vocab, dict) else {row[0]: i for i, row in enumerate(vocab)}
+        )  # Unigram's rows
+        found, _ = added_ids(added, ids, len(vocab))
         return {content for content, i in found.items() if i >= vectors}
-    except (ValueError, TypeError) as error:
-        raise damaged(path, str(error)) from None
+    except (ValueError, TypeError, IndexError, KeyError):
+        return set()
 
 
 def _ids_around(

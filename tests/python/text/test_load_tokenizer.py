@@ -551,5 +551,12 @@ def test_an_added_token_without_a_vector_is_text(tmp_path: Path, kind: str) -> N
     assert loaded.encode_batch([text]) == [before.encode(text, add_special_tokens=False).ids]
     assert (loaded.core is None) == (kind == "words")
 
+    for vocab in (None, 7, "x", [[]], [[[], 0.0]], {"a": "7"}, {"a": None}):
+        damaged = json.dumps({**content, "model": {**content["model"], "vocab": vocab}})
+        (tmp_path / "damaged").mkdir(exist_ok=True)
+        (tmp_path / "damaged" / "tokenizer.json").write_text(damaged)
+        with pytest.raises(ValueError, match=r"damaged.tokenizer\.json"):
+            load_tokenizer(tmp_path / "damaged", vectors=size)
+
     one_more = load_tokenizer(tmp_path, vectors=size + 1)
     assert size in one_more.encode_batch([text])[0] and size + 1 not in one_more.encode_batch([text])[0]
