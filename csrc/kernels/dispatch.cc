@@ -7,6 +7,17 @@ namespace embedkit {
 namespace {
 
 #if defined(__x86_64__)
+const Kernels& avx2_kernels() {
+  static const Kernels kernels = [] {
+    Kernels table = multiplies_in_one_unit() ? kAvx2SplitKernels : kAvx2Kernels;
+    // On a Zen 2 with 512 KiB, 256 rows of all-MiniLM-L6-v2 between its two feed-forward products leave that
+    // cache: 64 are 7 % faster in int8, and alike in fp32 and in a larger model.
+    if (second_level_cache() < size_t{1} << 20) table.large_layers.feed_forward_rows = 64;
+    return table;
+  }();
+  return kernels;
+}
+
 const Kernels& avx512_kernels() {
   static const Kernels kernels = [] {
     Kernels table = kAvx512VnniKernels;
@@ -36,7 +47,7 @@ const Kernels& kernels_for(Isa isa) {
       return kReferenceKernels;
 #if defined(__x86_64__)
     case Isa::kAvx2:
-      return multiplies_in_one_unit() ? kAvx2SplitKernels : kAvx2Kernels;
+      return avx2_kernels();
     case Isa::kAvx2Vnni:
       return has_avx_vnni() ? kAvx2VnniKernels : kAvx2VnniEvexKernels;
     case Isa::kAvx512Vnni:
