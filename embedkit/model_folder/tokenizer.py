@@ -267,9 +267,9 @@ def _without_vector(added: list[dict[str, Any]], model: Mapping[str, Any], vecto
     """The added tokens whose ids are not below ``vectors``; none of a damaged vocabulary, which is refused later."""
     vocab: Any = model.get("vocab")
     try:
-        ids = (
-            vocab if isinstance(vocab, dict) else {row[0]: i for i, row in enumerate(vocab)}
-        )  # Unigram's rows
+        if len(vocab) + len(added) <= vectors:  # mostly so; else Unigram's rows have to become a table
+            return set()
+        ids = vocab if isinstance(vocab, dict) else {row[0]: i for i, row in enumerate(vocab)}
         found, _ = added_ids(added, ids, len(vocab))
         return {content for content, i in found.items() if i >= vectors}
     except (ValueError, TypeError, IndexError, KeyError):
