@@ -112,7 +112,7 @@ class Bf16Attention {
                        float* out, size_t ld_out, size_t columns) {
     const auto tiles = [&]<int C>(size_t c) {
       bf16_tiles<Pairs, C>.of[rows - 1](a, stride, reinterpret_cast<const uint8_t*>(b + c),
-                                        ldb * sizeof(float), steps, nullptr, out + c, ld_out);
+                                        ldb * sizeof(float), steps, nullptr, out + c, ld_out, {});
     };
     size_t c = 0;
     for (; c + 2 * V::kLanes <= columns; c += 2 * V::kLanes) tiles.template operator()<2>(c);

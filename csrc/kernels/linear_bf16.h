@@ -48,9 +48,10 @@ void pack_bf16(const float* weights, size_t out, size_t in, void* packed) {
 
 /// out[r][c] = start[c] + Σ_k a[r][k] b[k][c] over `steps` pairs of k, those of b `ld_bytes` apart; without
 /// `start` from zero.
-template <class Pairs, int C, int R>
+template <class Pairs, int C, int R, class Ahead>
 __attribute__((noinline)) void bf16_tile(const uint8_t* a, size_t stride, const uint8_t* b, size_t ld_bytes,
-                                         size_t steps, const float* start, float* out, size_t ld_out) {
+                                         size_t steps, const float* start, float* out, size_t ld_out,
+                                         Ahead ahead) {
   using V = typename Pairs::V;
   typename V::F acc[R][C];
 #pragma GCC unroll 16
@@ -58,6 +59,7 @@ __attribute__((noinline)) void bf16_tile(const uint8_t* a, size_t stride, const 
 #pragma GCC unroll 4
     for (int c = 0; c < C; ++c) acc[r][c] = start == nullptr ? V::zero() : V::load(start + c * V::kLanes);
   for (size_t step = 0; step < steps; ++step, a += kPairBytes, b += ld_bytes) {
+    ahead.step();
 #pragma GCC unroll 2
     for (int part = 0; part < Pairs::kParts; ++part) {
       decltype(Pairs::operand(V::zero_int(), 0)) column[C];
@@ -80,12 +82,12 @@ __attribute__((noinline)) void bf16_tile(const uint8_t* a, size_t stride, const 
     for (int c = 0; c < C; ++c) V::store(out + static_cast<size_t>(r) * ld_out + c * V::kLanes, acc[r][c]);
 }
 
-template <class Pairs, int C>
+template <class Pairs, int C, class Ahead = NothingAhead>
 constexpr auto bf16_tiles = []<int... I>(std::integer_sequence<int, I...>) {
   struct Table {
-    decltype(&bf16_tile<Pairs, C, 1>) of[sizeof...(I)];
+    decltype(&bf16_tile<Pairs, C, 1, Ahead>) of[sizeof...(I)];
   };
-  return Table{{&bf16_tile<Pairs, C, I + 1>...}};
+  return Table{{&bf16_tile<Pairs, C, I + 1, Ahead>...}};
 }(std::make_integer_sequence<int, Pairs::V::kRows>{});
 
 template <class Pairs>
@@ -94,12 +96,17 @@ void linear_bf16(const QuantizedRows& x, size_t rows, const PackedLinear& linear
   using V = typename Pairs::V;
   const auto* weights = static_cast<const uint8_t*>(linear.weights);
   const size_t steps = (linear.in_features + 1) / 2;
+  const size_t panel_bytes = V::kPanel * steps * kPairBytes;
   for (size_t p = panel_begin; p < panel_end; ++p) {
     const size_t column = p * V::kPanel;
+    const uint8_t* panel = weights + p * panel_bytes;
+    AheadOf<V> ahead(p + 1 < panel_end ? panel + panel_bytes : panel, panel_bytes, tiles_of(rows, V::kRows),
+                     steps);
     over_tiles(rows, V::kRows, [&](size_t row, size_t height) {
-      bf16_tiles<Pairs, V::kVectors>.of[height - 1](
-          x.data + row * x.stride, x.stride, weights + column * steps * kPairBytes, V::kVectors * V::kBytes,
-          steps, linear.bias + column, out + row * ld_out + column, ld_out);
+      bf16_tiles<Pairs, V::kVectors, AheadOf<V>>.of[height - 1](
+          x.data + row * x.stride, x.stride, panel, V::kVectors * V::kBytes, steps, linear.bias + column,
+          out + row * ld_out + column, ld_out, ahead);
+      ahead.next_tile();
     });
   }
 }

@@ -29,11 +29,15 @@ void linear_fp32(const float* x, size_t ld, size_t rows, const PackedLinear& lin
                  size_t panel_end, float* out, size_t ld_out) {
   constexpr size_t kPanel = static_cast<size_t>(C) * V::kLanes;
   const float* weights = static_cast<const float*>(linear.weights);
+  const size_t panel_floats = kPanel * linear.in_features;
   for (size_t p = panel_begin; p < panel_end; ++p) {
-    const float* panel = weights + p * kPanel * linear.in_features;
+    const float* panel = weights + p * panel_floats;
+    AheadOf<V> ahead(p + 1 < panel_end ? panel + panel_floats : panel, panel_floats * sizeof(float),
+                     tiles_of(rows, kRows), linear.in_features);
     over_tiles(rows, kRows, [&](size_t row, size_t height) {
       tile_of_height<V, kRows, C>(height, x + row * ld, ld, panel, kPanel, linear.in_features,
-                                  linear.bias + p * kPanel, out + row * ld_out + p * kPanel, ld_out);
+                                  linear.bias + p * kPanel, out + row * ld_out + p * kPanel, ld_out, ahead);
+      ahead.next_tile();
     });
   }
 }

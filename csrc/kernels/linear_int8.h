@@ -103,6 +103,12 @@ inline const uint8_t* int8_panel(const PackedLinear& linear, size_t p) {
   return packed + line * kCacheLine;
 }
 
+/// How many steps a tile takes; of groups in pairs at least, nearly all have a partner.
+template <class Dot>
+inline size_t int8_steps(size_t in) {
+  return PairedDot<Dot> ? (in + 2 * paired::kGroup - 1) / (2 * paired::kGroup) : Int8Layout<Dot>::steps(in);
+}
+
 /// Sums that wait for more: of row r and the columns from n on, 32 bits each, at `at + r * ld + n`.
 struct Waiting {
   float* at;  ///< in place of the results
@@ -110,10 +116,10 @@ struct Waiting {
 };
 
 /// The integer products of R rows with one panel, handed to `finish(row, vector, sums)`.
-template <class Dot, int R, class Finish>
+template <class Dot, int R, class Ahead, class Finish>
 inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_t stride,
                                                          const uint8_t* panel, size_t in, Waiting,
-                                                         Finish&& finish) {
+                                                         Ahead ahead, Finish&& finish) {
   using V = typename Dot::V;
   const size_t steps = Int8Layout<Dot>::steps(in);
   constexpr int C = V::kVectors;
@@ -126,6 +132,7 @@ inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_
   const uint8_t* b = panel + Int8Layout<Dot>::kStartBytes;
   for (size_t step = 0; step < steps;
        ++step, a += Dot::kParts * kPartBytes, b += Dot::kParts * C * V::kBytes) {
+    ahead.step();
     const auto load = [&](int r) __attribute__((always_inline)) {
       return Dot::load(a + static_cast<size_t>(r) * stride);
     };
@@ -158,10 +165,10 @@ inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_
 }
 
 /// The same from groups of weights in pairs.
-template <PairedDot Dot, int R, class Finish>
+template <PairedDot Dot, int R, class Ahead, class Finish>
 inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_t stride,
                                                          const uint8_t* panel, size_t, Waiting waiting,
-                                                         Finish&& finish) {
+                                                         Ahead ahead, Finish&& finish) {
   using V = typename Dot::V;
   constexpr int C = V::kVectors;
   static_assert(V::kPanel == paired::kPanel);
@@ -181,6 +188,7 @@ inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_
   const uint8_t* b = panel + round_up(sizeof(header) + (2 * pairs + singles) * sizeof(uint16_t), kCacheLine);
   const auto multiply = [&](size_t in_pairs, size_t alone) __attribute__((always_inline)) {
     for (size_t step = 0; step < in_pairs; ++step, offset += 2, b += 2 * C * V::kBytes) {
+      ahead.step();
       const uint8_t* a0 = a + offset[0];
       const uint8_t* a1 = a + offset[1];
       typename V::I column[2 * C];
@@ -196,6 +204,7 @@ inline __attribute__((always_inline)) void int8_products(const uint8_t* a, size_
       }
     }
     for (size_t step = 0; step < alone; ++step, ++offset, b += C * V::kBytes) {
+      ahead.step();
       const uint8_t* a0 = a + offset[0];
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) {
@@ -246,10 +255,10 @@ struct ColumnFactors {
 };
 
 /// x Wᵀ = scale_m (scale_n Σ q w) + lowest_m (scale_n Σ w), plus the bias.
-template <class Dot, int R>
+template <class Dot, class Ahead, int R>
 __attribute__((noinline)) void int8_tile(const QuantizedRows& x, const uint8_t* panel, size_t in,
                                          const float* scale, const float* row_sums, const float* bias,
-                                         float* out, size_t ld_out) {
+                                         float* out, size_t ld_out, Ahead ahead) {
   using V = typename Dot::V;
   const auto load = [&](int c) __attribute__((always_inline)) {
     const auto column = static_cast<size_t>(c) * V::kLanes;
@@ -258,7 +267,7 @@ __attribute__((noinline)) void int8_tile(const QuantizedRows& x, const uint8_t* 
   // Where registers are few the vectors of the columns are loaded again for each row.
   constexpr bool kKept = R * V::kVectors + 5 <= V::kRegisters;
   ColumnFactors<V> kept{};
-  int8_products<Dot, R>(x.data, x.stride, panel, in, Waiting{out, ld_out},
+  int8_products<Dot, R>(x.data, x.stride, panel, in, Waiting{out, ld_out}, ahead,
                         [&](int r, int c, typename V::I sums) __attribute__((always_inline)) {
                           if (kKept && r == 0) kept = load(c);
                           const ColumnFactors<V> column = kKept ? kept : load(c);
@@ -273,18 +282,24 @@ template <class Dot>
 void linear_int8(const QuantizedRows& x, size_t rows, const PackedLinear& linear, size_t panel_begin,
                  size_t panel_end, float* out, size_t ld_out) {
   using Layout = Int8Layout<Dot>;
+  using Ahead = AheadOf<typename Dot::V>;
   static constexpr auto tiles = []<int... I>(std::integer_sequence<int, I...>) {
     struct Table {
-      decltype(&int8_tile<Dot, 1>) of[sizeof...(I)];
+      decltype(&int8_tile<Dot, Ahead, 1>) of[sizeof...(I)];
     };
-    return Table{{&int8_tile<Dot, I + 1>...}};
+    return Table{{&int8_tile<Dot, Ahead, I + 1>...}};
   }(std::make_integer_sequence<int, Dot::kRows>{});
   for (size_t p = panel_begin; p < panel_end; ++p) {
     const size_t column = p * Layout::kPanel;
+    const uint8_t* panel = int8_panel<Dot>(linear, p);
+    const uint8_t* next = int8_panel<Dot>(linear, p + 1 < panel_end ? p + 1 : p);
+    Ahead ahead(next, Layout::panel_bytes(linear.in_features), tiles_of(rows, Dot::kRows),
+                int8_steps<Dot>(linear.in_features));
     over_tiles(rows, Dot::kRows, [&](size_t row, size_t height) {
-      tiles.of[height - 1](x.from(row), int8_panel<Dot>(linear, p), linear.in_features, linear.scale + column,
+      tiles.of[height - 1](x.from(row), panel, linear.in_features, linear.scale + column,
                            linear.row_sums + column, linear.bias + column, out + row * ld_out + column,
-                           ld_out);
+                           ld_out, ahead);
+      ahead.next_tile();
     });
   }
 }
@@ -299,7 +314,7 @@ void products_int8(const QuantizedRows& x, size_t rows, const PackedLinear& line
       float waiting[Layout::kPanel];
       int8_products<Dot, 1>(
           x.data + row * x.stride, x.stride, int8_panel<Dot>(linear, column / Layout::kPanel),
-          linear.in_features, Waiting{waiting, 0}, [&](int, int c, typename V::I sums) {
+          linear.in_features, Waiting{waiting, 0}, NothingAhead{}, [&](int, int c, typename V::I sums) {
             int32_t lanes[V::kLanes];
             std::memcpy(lanes, &sums, sizeof(lanes));
             const size_t first = column + static_cast<size_t>(c) * V::kLanes;

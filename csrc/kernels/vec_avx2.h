@@ -20,7 +20,8 @@ struct Avx2 {
   static constexpr int kRows = 6;
   static constexpr int kVectors = 2;
   static constexpr size_t kPanel = size_t{kLanes} * kVectors;
-  static constexpr int kSpinning = 12;  // registers of the loops that measure the ceiling
+  static constexpr int kSpinning = 12;       // registers of the loops that measure the ceiling
+  static constexpr bool kReadsAhead = true;  // see ahead.h: measured on a Zen 2
 
   static __m256i mask(size_t n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)),

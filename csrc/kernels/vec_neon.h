@@ -21,7 +21,8 @@ struct Neon {
   static constexpr int kRows = 6;
   static constexpr int kVectors = 3;
   static constexpr size_t kPanel = size_t{kLanes} * kVectors;
-  static constexpr int kSpinning = 24;  // registers of the loops that measure the ceiling
+  static constexpr int kSpinning = 24;        // registers of the loops that measure the ceiling
+  static constexpr bool kReadsAhead = false;  // not measured yet
 
   static uint32x4_t mask(size_t n) {
     const uint32x4_t lanes = {0, 1, 2, 3};
