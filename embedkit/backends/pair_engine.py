@@ -84,6 +84,10 @@ class PairEngine:
                     check_unicode(f"pairs[{index}][{place}]", text)
             raise
 
+    def too_long(self, first: str, second: str, max_length: int) -> bool:
+        """Whether a pair has more than ``max_length`` tokens, special tokens included."""
+        return self._text.too_long(first, second, max_length)
+
     def describe(self) -> dict[str, Any]:
         """The instruction set, and the instruction of it that multiplies."""
         return {"isa": self.core.isa, "products": self.core.products}

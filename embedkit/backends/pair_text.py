@@ -45,6 +45,10 @@ class PairText(Protocol):
         """Logits of the pairs, and what was counted; ``start`` is the index of the first pair, for messages."""
         ...
 
+    def too_long(self, first: str, second: str, most: int) -> bool:
+        """Whether a pair has more than ``most`` tokens."""
+        ...
+
 
 def pair_text(opened: CrossEncoderFolder, tokenizer: Tokenizer) -> PairText:
     """The way of a folder.
@@ -112,6 +116,11 @@ class Joined:
             return core.encode_pairs(prompted, second, tokenizer.core, options)
         return core.encode_id_pairs(tokenizer.encode_batch(prompted), tokenizer.encode_batch(second), options)
 
+    def too_long(self, first: str, second: str, most: int) -> bool:
+        """As `PairText.too_long`."""
+        ids = self._tokenizer.encode_batch([self._prompt + first, second])
+        return sum(map(len, ids)) + self.special_tokens > most
+
 
 class _Rows(ABC):
     """Sequences cut here, for decoders and chat templates.
@@ -163,6 +172,10 @@ class _Rows(ABC):
                 row.pop()
         logits, stats = core.encode_ids(rows, options)
         return logits, {**stats, "truncated": truncated}
+
+    def too_long(self, first: str, second: str, most: int) -> bool:
+        """As `PairText.too_long`."""
+        return self.rows([first], [second], most)[1] > 0
 
 
 class JoinedIds(_Rows):

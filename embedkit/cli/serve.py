@@ -112,8 +112,8 @@ def _parser() -> argparse.ArgumentParser:
         "--on-overflow",
         choices=("truncate", "error"),
         default="truncate",
-        help="what happens to texts longer than the model reads (default: truncate); those of a reranker and "
-        "queries of a search are always cut",
+        help="what happens to texts longer than the model reads (default: truncate), and to pairs longer "
+        "than a reranker reads; queries of a search, and what it reranks, are always cut",
     )
     where = parser.add_argument_group("who may use it")
     where.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")

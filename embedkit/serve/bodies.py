@@ -242,7 +242,7 @@ class RerankRequest(_Body):
     return_documents: bool | None = False
     return_text: bool | None = False
     raw_scores: bool | None = Field(False, description="The model's logits in place of scores from 0 to 1.")
-    truncate: bool | None = Field(None, description="Pairs that are too long are cut: false is refused.")
+    truncate: bool | None = Field(None, description="false: refuse pairs that are too long.")
     truncation_direction: _Direction | None = None
 
 

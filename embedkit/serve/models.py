@@ -191,6 +191,10 @@ class RerankModel:
         )
         return scores
 
+    def too_long(self, query: str, text: str) -> bool:
+        """Whether a pair is longer than the model reads."""
+        return self.encoder._engine.too_long(query, text, self.max_length)
+
     async def score(
         self, query: str, texts: list[str], raw: bool, watch: Any = None
     ) -> npt.NDArray[np.float32]:

@@ -11,10 +11,10 @@ from starlette.requests import ClientDisconnect, Request
 
 from .bodies import parse
 from .errors import ApiError, gone
-from .models import EmbeddingModel, Form
+from .models import EmbeddingModel, Form, RerankModel
 from .settings import Limits, Settings
 
-__all__ = ["check_count", "check_lengths", "hang_up_of", "prompt_of", "read", "task_of"]
+__all__ = ["check_count", "check_lengths", "check_pair_lengths", "hang_up_of", "prompt_of", "read", "task_of"]
 
 _B = TypeVar("_B", bound=BaseModel)
 
@@ -105,18 +105,41 @@ async def check_lengths(
     Raises:
         ApiError: 400; names the first text.
     """
-    if truncate or (truncate is None and settings.on_overflow == "truncate"):
+    if _truncates(truncate, settings):
         return
     full = [index for index, count in enumerate(tokens) if count >= model.max_length]
     for index in full:
         if await asyncio.to_thread(model.too_long, form.prompt + texts[index]):
-            raise ApiError(
-                400,
-                f"{param}[{index}] is longer than the {model.max_length} tokens that the model reads; "
-                "shorten it, or let it be truncated with truncate=true",
-                param=f"{param}[{index}]",
-                code="text_too_long",
-            )
+            raise _too_long(f"{param}[{index}]", "is", model.max_length)
+
+
+async def check_pair_lengths(
+    model: RerankModel, query: str, texts: list[str], *, param: str, truncate: bool | None, settings: Settings
+) -> None:
+    """Refuse texts that with the query are longer than the model reads, where they are not to be truncated.
+
+    Raises:
+        ApiError: 400; names the first text.
+    """
+    if _truncates(truncate, settings):
+        return
+    for index, text in enumerate(texts):
+        if await asyncio.to_thread(model.too_long, query, text):
+            raise _too_long(f"{param}[{index}]", "and the query are", model.max_length)
+
+
+def _truncates(truncate: bool | None, settings: Settings) -> bool:
+    return settings.on_overflow == "truncate" if truncate is None else truncate
+
+
+def _too_long(param: str, verb: str, most: int) -> ApiError:
+    return ApiError(
+        400,
+        f"{param} {verb} longer than the {most} tokens that the model reads; shorten the text, or let it be "
+        "truncated with truncate=true",
+        param=param,
+        code="text_too_long",
+    )
 
 
 def task_of(input_type: str | None) -> str | None:

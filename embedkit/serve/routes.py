@@ -16,7 +16,7 @@ from .bodies import EmbeddingsRequest, EmbedRequest, RerankRequest
 from .errors import ApiError
 from .models import EmbeddingModel
 from .rendering import dumps, float_rows, join_rows, rows_as_base64
-from .requests import check_count, check_lengths, hang_up_of, prompt_of, read, task_of
+from .requests import check_count, check_lengths, check_pair_lengths, hang_up_of, prompt_of, read, task_of
 from .state import State
 
 __all__ = ["embed", "embeddings", "health", "info", "live", "metrics", "models", "rerank"]
@@ -82,15 +82,17 @@ async def embed(request: Request) -> Response:
 async def rerank(request: Request) -> Response:
     """Documents by how well they answer a query."""
     state = State.of(request)
-    body = await read(request, RerankRequest, state.settings.limits)
+    settings = state.settings
+    body = await read(request, RerankRequest, settings.limits)
     if (body.documents is None) == (body.texts is None):
         raise ApiError(400, "give documents (Cohere) or texts (TEI), one of them", param="documents")
-    if body.truncate is False:
-        raise ApiError(400, "pairs that are too long are always cut; leave truncate out", param="truncate")
     param = "texts" if body.documents is None else "documents"
     texts: list[str] = body.texts if body.documents is None else body.documents
-    check_count(len(texts), state.settings.limits, param)
+    check_count(len(texts), settings.limits, param)
     async with state.rerankers.use(body.model) as (name, model):
+        await check_pair_lengths(
+            model, body.query, texts, param=param, truncate=body.truncate, settings=settings
+        )
         scores = await model.score(body.query, texts, bool(body.raw_scores), hang_up_of(request))
     order = np.argsort(-scores, kind="stable")[: body.top_n].tolist()
     results: list[dict[str, Any]] = []

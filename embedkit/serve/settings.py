@@ -49,8 +49,8 @@ class Settings:
     Attributes:
         limits: see `Limits`.
         api_keys: keys of which a request must carry one; empty: none is asked for.
-        on_overflow: "truncate" or "error" for texts longer than the model's ``max_length``, where a request does
-            not say.
+        on_overflow: "truncate" or "error" for texts and pairs longer than the model's ``max_length``, where a request
+            does not say.
         origins: web origins whose pages may call the server, as `web_origin` gives them; "*": any; empty: only pages
             that it served itself.
         hosts: names that the Host header may have (a guard against DNS rebinding), as `host_name` gives them; empty:

@@ -83,6 +83,30 @@ def test_scores_are_from_0_to_1_whatever_the_folder_says(
         )
 
 
+def test_pairs_that_are_too_long_are_truncated_or_refused(
+    searching: RunningServer, start: Callable[..., RunningServer], reranker: Path
+) -> None:
+    model = CrossEncoder(reranker)
+    room = model.max_seq_length - 4  # [CLS] today [SEP] [SEP]
+    fitting, long = "now " * room, "now " * (room + 1)
+    assert model.predict([("today", fitting)]).shape == (1,)
+    assert model.describe()["truncated"] == 0
+    body = {"query": "today", "documents": ["people", fitting]}
+    expected = searching.post("/rerank", body).json()
+    for key in ("documents", "texts"):
+        refused = {"query": "today", key: ["people", fitting, long], "truncate": False}
+        answer = searching.post("/rerank", refused)
+        assert answer.status_code == 400
+        assert f"{key}[2] and the query are longer than the {model.max_seq_length} tokens" in answer.text
+    with pytest.warns(UserWarning, match="truncated"):
+        model.predict([("today", long)])
+    assert searching.post("/rerank", {**body, "truncate": False}).json()["results"] == expected["results"]
+    with start("--rerank", f"tiny={reranker}", "--on-overflow", "error") as strict:
+        refused = {"query": "today", "documents": [long]}
+        assert strict.post("/rerank", refused).status_code == 400
+        assert strict.post("/rerank", {**refused, "truncate": True}).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -106,7 +130,6 @@ def test_a_server_without_a_reranker_says_so(server: RunningServer) -> None:
     answer = server.post("/rerank", {"query": "a", "documents": ["b"]})
     assert answer.status_code == 404 and "start the server with --rerank MODEL" in answer.text
     for path, body in (
-        ("/rerank", {"query": "a", "documents": ["b"], "truncate": False}),
         ("/rerank", {"query": "a", "texts": ["b"], "truncation_direction": "Left"}),
         ("/embed", {"inputs": "a", "truncation_direction": "left"}),
     ):
