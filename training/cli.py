@@ -62,6 +62,17 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError, FloatingPointError) as error:
         print(f"embedkit-train: {error}", file=sys.stderr)
         return 2 if isinstance(error, (ValueError, FileNotFoundError, FileExistsError)) else 1
+    except MemoryError as error:
+        print(f"embedkit-train: out of memory: {error}".removesuffix(": "), file=sys.stderr)
+        return 1
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError" and "DefaultCPUAllocator" not in str(error):
+            raise
+        print(
+            f"embedkit-train: {error}; lower training.batch_size, or set training.mini_batch_size",
+            file=sys.stderr,
+        )
+        return 1
     except ImportError as error:
         remedy = "" if "pip install" in str(error) else "; install the extra: pip install 'embedkit[train]'"
         print(f"embedkit-train: {error}{remedy}", file=sys.stderr)

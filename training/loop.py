@@ -97,6 +97,30 @@ class Loop(transformers.Trainer):
         self.accelerator.autocast_handler = AutocastKwargs(enabled=False)
         self.accelerator.scaler = torch.amp.GradScaler(self.args.device.type)
 
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """Write each name's own copy of weights that two names share (T5's vectors): safetensors refuses them."""
+        assert self.model is not None
+        state: dict[str, Any] = {}
+        seen: set[int] = set()
+        for name, weight in (self.model.state_dict() if state_dict is None else state_dict).items():
+            state[name] = weight.clone() if weight.data_ptr() in seen else weight
+            seen.add(weight.data_ptr())
+        super()._save(output_dir, state)
+
+    def _save_checkpoint(self, *arguments: Any, **named: Any) -> None:
+        """Name the folder and the remedy if torch or safetensors cannot write."""
+        from safetensors import SafetensorError
+
+        try:
+            super()._save_checkpoint(*arguments, **named)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, SafetensorError) as error:
+            raise OSError(
+                f"{self.args.output_dir}: the checkpoint of step {self.state.global_step} could not be written "
+                f"({error}); free space if the disk is full: the same command goes on from the one before"
+            ) from error
+
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Batches of this process, as chosen by the sampler."""
         return self._batches.loader()

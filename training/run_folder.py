@@ -108,10 +108,15 @@ def _data_files(recipe: Recipe) -> Iterator[str]:
     sources: list[Any] = [*recipe.data.values(), *evaluation.dev.values(), *evaluation.pairs.values()]
     for collection in evaluation.retrieval.values():
         sources += [{"path": part} if isinstance(part, str) else part for part in collection.values()]
-    for source in sources:
-        for one in (source, source.get("exclude", {})):
-            paths = one.get("path", [])
-            yield from map(str, paths if isinstance(paths, list) else [paths])
+    while sources:
+        source = sources.pop(0)
+        paths = source.get("path", [])
+        yield from map(str, paths if isinstance(paths, list) else [paths])
+        if "exclude" in source:
+            sources.append(source["exclude"])
+    augmentation = getattr(recipe.objective, "augment", None)
+    if augmentation is not None and augmentation.paraphrases is not None:
+        yield augmentation.paraphrases
 
 
 def file_digest(path: Path) -> str | None:

@@ -17,11 +17,13 @@ The cache folder contains, shared by runs with other seeds, dimensions or parts 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
 import logging
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -410,12 +412,33 @@ def _written(
             if not path.is_file():
                 part = path.with_name(f".{path.name}")
                 written = np.lib.format.open_memmap(part, "w+", storage, shape)
+                _reserve(part)
                 for start in range(0, len(texts), _CHUNK):
                     written[start : start + _CHUNK] = vectors_of(texts[start : start + _CHUNK])
                 written.flush()
                 part.replace(path)
     mapped: npt.NDArray[Any] = np.load(path, mmap_mode="r")
     return mapped
+
+
+def _reserve(path: Path) -> None:
+    """Claim the space of a mapped file, which has holes: on a full disk, writing to them would kill the process.
+
+    Raises:
+        OSError: there is too little.
+    """
+    size = path.stat().st_size
+    try:
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # the file system cannot do that
+            return
+        path.unlink()
+        raise OSError(
+            f"{path.parent} has no room for {size:,} bytes of teachers' vectors ({error.strerror}); free space, or "
+            "choose another output or cache"
+        ) from error
 
 
 def _text_digest(texts: Sequence[str]) -> str:

@@ -29,7 +29,7 @@ from .dev import DevSets, Evaluator, add_scores
 from .loop import Batches, Loop, check_reports, optimizer, trainer_arguments
 from .model import quiet
 from .objectives import objective_class
-from .objectives.base import Arrays, Objective, check_scale
+from .objectives.base import Arrays, Objective
 from .postprocess import Step
 from .processes import process_rank, world_size
 from .recipe import Recipe
@@ -154,7 +154,7 @@ def _train(
     for section, given in (("data", tables), ("evaluation.dev", dev)):
         for task, table in given.items():
             objective.check(f"{section}.{task}", task, table)
-    check_scale(recipe.objective, tables)
+    objective.check_scale(tables)
     checks = _check_data(
         recipe, objective.fields_of, tables, dev, root=root, sets=sets
     )  # before teachers run for hours
@@ -409,6 +409,11 @@ class _Run:
                     scored = self.objective.score(task, self._outputs(task), self.dev.arrays(task))
                 except ValueError as error:
                     raise ValueError(f"evaluation.dev.{task}: {error}") from None
+                if not scored:
+                    raise ValueError(
+                        f"evaluation.dev.{task} (or evaluation.holdout): {self.recipe.objective_name} with these "
+                        "options has no score of its own; remove it, and score with sts_dev, pairs or retrieval"
+                    )
                 add_scores(scores, {f"{task}_{name}": value for name, value in scored.items()})
             add_scores(scores, self.objective.summary(scores))
         add_scores(scores, self._sets.scores(self.objective.encoder))

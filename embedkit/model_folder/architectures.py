@@ -409,7 +409,7 @@ _BEHIND_PADDING = {
 
 def counts_from_padding(model_type: object) -> bool:
     """Whether the first token's position is the padding id plus one (RoBERTa, MPNet), not 0."""
-    return model_type in _BEHIND_PADDING
+    return isinstance(model_type, str) and model_type in _BEHIND_PADDING
 
 
 def auto_class(model_type: object) -> str:

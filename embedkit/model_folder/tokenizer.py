@@ -223,7 +223,11 @@ def _from_json(
     if vectors is not None and (unknown := _without_vector(added, model, vectors)):
         added = [token for token in added if token["content"] not in unknown]
         missing = [token for token in missing if token["content"] not in unknown]
-        kept = [token for token in content["added_tokens"] if token["content"] not in unknown]
+        kept = [
+            token
+            for token in content.get("added_tokens") or ()
+            if (token if isinstance(token, str) else token["content"]) not in unknown
+        ]
         content = {**content, "added_tokens": kept}
     core: _core.Tokenizer | None = None
     other = None

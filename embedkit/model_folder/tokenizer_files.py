@@ -96,7 +96,7 @@ class TokenizerSettings:
     def class_of_transformers(self) -> str:
         """The class that transformers takes: the named one or, without a name, that of the model type."""
         config = _read_optional(self._config_path)
-        if config.get("model_type") in _AS_WRITTEN:
+        if str(config.get("model_type")) in _AS_WRITTEN:
             return ""
         name = typed(config, "tokenizer_class", str, "", self._config_path).removesuffix("Fast")
         return self.tokenizer_class or name or _CLASSES.get(str(config.get("model_type")), "")
@@ -190,7 +190,7 @@ def template_ids(value: Any, path: Path) -> tuple[tuple[int, ...], tuple[int, ..
                     sides[texts > 0].extend(int(i) for i in special["ids"])
             if texts == 1:
                 return tuple(sides[0]), tuple(sides[1])
-    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise damaged(path, f"the post-processor {kind} is incomplete ({error!r})") from None
     raise ValueError(f"{path}: the post-processor {kind!r} is not supported for single texts.")
 

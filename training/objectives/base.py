@@ -104,6 +104,10 @@ class Objective(nn.Module, ABC):
             ValueError: names the key and the remedy.
         """
 
+    def check_scale(self, tables: Mapping[str, Table]) -> None:
+        """The function `check_scale`, on the training data and the options that score them."""
+        check_scale(self.options, tables)
+
     @classmethod
     def expand(cls, options: Any, tables: Mapping[str, Table], root: Path, cache: Path) -> dict[str, Table]:
         """Add to the training data before anything is tokenized (augmentation).
@@ -339,8 +343,10 @@ def check_scores(where: str, table: Table, max_score: float | None) -> None:
         raise ValueError(f"{where} has the score {top:g}, but objective.max_score is {max_score:g}")
 
 
-def check_scale(options: Any, tables: Mapping[str, Table]) -> None:
+def check_scale(options: Any, tables: Mapping[str, Table], section: str = "objective") -> None:
     """Refuse training data whose scores are from 0 to 1 where the objective's go further: all would count as low.
+
+    ``section``: of the recipe, which has the options.
 
     Raises:
         ValueError: names the option and the remedy.
@@ -353,8 +359,8 @@ def check_scale(options: Any, tables: Mapping[str, Table]) -> None:
         top = max((float(tables[task][name].max()) for task in scored), default=0.0)
         if 0 < top <= 1:
             raise ValueError(
-                f"no score of data.{', data.'.join(scored)} is above {top:g}, but objective.{option} is {bound:g}: "
-                f"set objective.{option}{remedy}"
+                f"no score of data.{', data.'.join(scored)} is above {top:g}, but {section}.{option} is {bound:g}: "
+                f"set {section}.{option}{remedy}"
             )
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..data.readers import Table
 from ..model import SentenceModel
 from . import OBJECTIVES, objective_class
-from .base import Arrays, Objective, check_choice
+from .base import Arrays, Objective, check_choice, check_scale
 
 __all__ = ["Multi", "MultiOptions"]
 
@@ -116,6 +116,11 @@ class Multi(Objective):
     def check(self, where: str, task: str, table: Table) -> None:
         """See `Objective.check`."""
         self._of(task).check(where, task, table)
+
+    def check_scale(self, tables: Mapping[str, Table]) -> None:
+        """See `Objective.check_scale`."""
+        for task, loss in self.losses.items():
+            check_scale(loss.options, {task: tables[task]}, f"objective.losses.{task}")
 
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
         """See `Objective.prepare`."""

@@ -131,6 +131,11 @@ POOLING = "1_Pooling/config.json"
         ),
         (
             "tokenizer.json",
+            {"post_processor": {"type": "TemplateProcessing", "single": ["Sequence"], "special_tokens": {}}},
+            "the post-processor TemplateProcessing is incomplete",
+        ),
+        (
+            "tokenizer.json",
             {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
             "Cannot parse precompiled_charsmap.* Fetch the model again",  # a panic of the tokenizers package
         ),

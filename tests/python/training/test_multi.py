@@ -103,6 +103,18 @@ def test_what_multi_refuses(make_model: Callable[..., Path], tmp_path: Path) -> 
     )
     with pytest.raises(ValueError, match=r"objective\.losses are of other and data of nli"):
         train(recipe, tmp_path / "run")
+    lines = [
+        f"{number / 4}\ta {noun}\tthe {noun}" for number, noun in enumerate(("day", "car", "cat", "sun"))
+    ]
+    (tmp_path / "low.tsv").write_text("\n".join(["score\ta\tb", *lines]) + "\n")
+    columns = {"text1": "a", "text2": "b", "label": "score"}
+    recipe = make_recipe(
+        {"name": "multi", "losses": {"s": {"name": "sbert", "loss": "regression"}}},
+        make_model(),
+        {"s": {"path": str(tmp_path / "low.tsv"), "columns": columns}},
+    )
+    with pytest.raises(ValueError, match=r"data\.s is above 0\.75, .* set objective\.losses\.s\.max_score=1"):
+        train(recipe, tmp_path / "low")
 
 
 def test_several_negatives(make_model: Callable[..., Path], tmp_path: Path) -> None:

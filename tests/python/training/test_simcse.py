@@ -173,6 +173,11 @@ def test_pairs_without_hard_negatives(make_model: MakeModel, tmp_path: Path) -> 
     del data["columns"]["negative"]
     recipe = make_recipe({"name": "simcse", "hard_negatives": False}, make_model(), {"t": data}, max_steps=3)
     assert train(recipe, tmp_path / "run")["steps"] == 3
+    held = make_recipe(
+        {"name": "simcse", "hard_negatives": False}, make_model(), {"t": data}, {"t": data}, max_steps=3
+    )
+    with pytest.raises(ValueError, match=r"evaluation\.dev\.t .*: simcse with these options has no score"):
+        train(held, tmp_path / "held")
 
 
 @pytest.mark.parametrize(

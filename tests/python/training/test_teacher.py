@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import subprocess
 import sys
@@ -205,6 +206,16 @@ teacher._BLOCK = 8
 texts = Path(sys.argv[3]).read_text().splitlines()
 teacher.VectorStore(Path(sys.argv[2]), "float32").add(texts, Encoder(sys.argv[1], precision="fp32"))
 """
+
+
+def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(OSError, match=r"no room for [\d,]+ bytes of teachers' vectors .*; free space"):
+        teacher._written(tmp_path / "v.npy", ["a"], (1, 4), "<f4", lambda texts: np.ones((1, 4)))
+    assert not list(tmp_path.glob("*.npy"))
 
 
 def test_killed_and_resumed(make_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

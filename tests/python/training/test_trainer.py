@@ -30,6 +30,7 @@ from embedkit.training.recipe import Recipe, recipe_of
 from embedkit.training.trainer import train
 from objective_fixtures import losses, nli_source, sts_source, write_nli, write_sts
 from safetensors.torch import load_file
+from tiny_families import tiny
 
 PROCESS = Path(__file__).with_name("trainer_process.py")
 
@@ -326,6 +327,65 @@ def test_a_killed_run_resumes_exactly(where: str, content: dict[str, Any], tmp_p
         assert torch.equal(found[name], tensor), name
     assert saved_log(output) == saved_log(whole)
     assert sorted(saved_log(whole)) == list(range(1, 20))
+
+
+def test_shared_weights_are_in_checkpoints(content: dict[str, Any], tmp_path: Path) -> None:
+    """T5's vectors have two names, which safetensors refuses to write as one."""
+    (tmp_path / "t5").mkdir()
+    content["model"] = {"path": str(tiny(tmp_path / "t5", "t5")), "dropout": 0.0, "max_length": 32}
+    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
+    original = loop.Loop._save_checkpoint
+
+    def stop(self: Any, *arguments: Any, **others: Any) -> None:
+        original(self, *arguments, **others)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(loop.Loop, "_save_checkpoint", stop)
+        train(make(content, eval_steps=6), stopped)
+    result = train(make(content, eval_steps=6), stopped)
+    assert result["dev"] == train(make(content, eval_steps=6), whole)["dev"]
+    found = weights(stopped)
+    for name, tensor in weights(whole).items():
+        assert torch.equal(found[name], tensor), name
+
+
+def test_a_checkpoint_that_cannot_be_written_is_named(
+    content: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed")
+
+    monkeypatch.setattr("torch.save", full)
+    with pytest.raises(OSError, match=r"run/checkpoints: the checkpoint of step 6 could .*; free space"):
+        train(make(content, eval_steps=6), tmp_path / "run")
+
+
+def test_paraphrases_are_data_of_a_run(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    teacher = str(make_model())
+    (tmp_path / "texts.tsv").write_text("text\n" + "\n".join(f"a day {n}" for n in range(12)) + "\n")
+    (tmp_path / "p.tsv").write_text("text\tparaphrase\na day 1\tthe day\n")
+    recipe = recipe_of(
+        {
+            "objective": {
+                "name": "hpd",
+                "teachers": [{"path": teacher}],
+                "augment": {"paraphrases": "p.tsv"},
+            },
+            "model": {"path": teacher, "max_length": 32},
+            "data": {"t": {"path": "texts.tsv", "columns": {"text": "text"}}},
+            "training": {"batch_size": 4, "max_steps": 2},
+        },
+        "test",
+        "test",
+    )
+    (tmp_path / "run" / "checkpoints" / "checkpoint-1").mkdir(parents=True)
+    run_folder.claim(tmp_path / "run", recipe, tmp_path)
+    (tmp_path / "run" / "checkpoints" / "checkpoint-1" / "trainer_state.json").write_text("{}")
+    with (tmp_path / "p.tsv").open("a") as file:
+        file.write("a day 2\tthat day\n")
+    with pytest.raises(FileExistsError, match=r"other data: .*p\.tsv"):
+        run_folder.claim(tmp_path / "run", recipe, tmp_path)
 
 
 def test_a_run_killed_in_its_first_checkpoint_has_not_begun(content: dict[str, Any], tmp_path: Path) -> None:
