@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from .data.files import named_rows
 from .data.readers import read
@@ -50,6 +51,8 @@ _PARTS = "nvar"
 class WordNet:
     """Synonyms of a word's most frequent sense, in the word's own inflection."""
 
+    FILES: ClassVar[tuple[str, str, str]] = ("synsets.tsv.gz", "index.tsv.gz", "exceptions.tsv.gz")
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Read the three files of a folder.
 
@@ -62,19 +65,18 @@ class WordNet:
             ValueError: one is damaged or lacks a column.
         """
         folder = Path(path)
+        synsets, index, exceptions = self.FILES
         self._synsets = {
             ("a" if kind == "s" else kind, offset): lemmas.split("|")
-            for _, (kind, offset, lemmas) in named_rows(
-                folder / "synsets.tsv.gz", ("ss_type", "offset", "lemmas")
-            )
+            for _, (kind, offset, lemmas) in named_rows(folder / synsets, ("ss_type", "offset", "lemmas"))
         }
         self._senses: dict[tuple[str, str], tuple[int, str]] = {}
         columns = ("lemma", "pos", "n_tagged_senses", "offsets_in_sense_order")
-        for _, (lemma, part, tagged, offsets) in named_rows(folder / "index.tsv.gz", columns):
+        for _, (lemma, part, tagged, offsets) in named_rows(folder / index, columns):
             self._senses[lemma, part] = (int(tagged), offsets.split("|", 1)[0])
         self._lemmas: dict[str, list[tuple[str, str]]] = {}
         self._forms: dict[tuple[str, str], list[str]] = {}
-        for _, (form, part, lemmas) in named_rows(folder / "exceptions.tsv.gz", ("form", "pos", "lemmas")):
+        for _, (form, part, lemmas) in named_rows(folder / exceptions, ("form", "pos", "lemmas")):
             for lemma in lemmas.split("|"):
                 self._lemmas.setdefault(form, []).append((lemma, part))
                 self._forms.setdefault((lemma, part), []).append(form)

@@ -49,7 +49,7 @@ class TrainingOptions:
         schedule: the order of the batches of several tasks: ``proportional``, ``round_robin``,
             ``sequential``, ``annealed``.
         precision: ``fp32``, or ``bf16`` or ``fp16`` for mixed precision (autocast; the weights stay fp32; fp16 scales
-            the loss).
+            the loss), or ``auto``: bf16 where the processor or the GPU has instructions for it, else fp32.
         gradient_checkpointing: compute each layer's activations again in the backward pass, to save memory.
         no_duplicates: no batch holds a text twice, since in-batch negatives would be wrong.
         workers: processes that prepare batches ahead; 0 prepares them between the steps.
@@ -111,8 +111,8 @@ class TrainingOptions:
             raise ValueError(_unknown("training.schedule", self.schedule, typing.get_args(Schedule)))
         if self.schedule == "annealed" and self.max_steps <= 0 and self.epochs <= 1:
             raise ValueError("training.schedule annealed needs more than one epoch; use proportional")
-        if self.precision not in ("fp32", "bf16", "fp16"):
-            raise ValueError(f"training.precision must be fp32, bf16 or fp16, not {self.precision!r}")
+        if self.precision not in ("auto", "fp32", "bf16", "fp16"):
+            raise ValueError(f"training.precision must be auto, fp32, bf16 or fp16, not {self.precision!r}")
         if not 0 <= self.warmup_ratio < 1:
             raise ValueError(f"training.warmup_ratio must be from 0 to below 1, not {self.warmup_ratio}")
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from .. import Encoder
+from .augment import WordNet
 from .card import write_card, write_curve
 from .data.readers import Table
 from .processes import process_rank, world_size
@@ -117,6 +118,8 @@ def _data_files(recipe: Recipe) -> Iterator[str]:
     augmentation = getattr(recipe.objective, "augment", None)
     if augmentation is not None and augmentation.paraphrases is not None:
         yield augmentation.paraphrases
+    if augmentation is not None and augmentation.wordnet:
+        yield from (f"{augmentation.wordnet_folder}/{name}" for name in WordNet.FILES)
 
 
 def file_digest(path: Path) -> str | None:

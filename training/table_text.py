@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["claim_lines", "table_lines"]
+__all__ = ["claim_lines", "precision_line", "table_lines"]
 
 
 def table_lines(results: Mapping[str, Any]) -> list[str]:
@@ -44,6 +44,17 @@ def claim_lines(results: Mapping[str, Any]) -> list[str]:
         if steps:
             lines.append(f"- {claim['text']} ({claim['column']}): {'; '.join(steps)}")
     return ["What it shows, as differences of the means:", "", *lines] if lines else []
+
+
+def precision_line(results: Mapping[str, Any]) -> str:
+    """Which rows were trained in fp32, if others were in bf16; else empty."""
+    found = {
+        key.rpartition("-")[0]: run["precision"] for key, run in results["runs"].items() if "precision" in run
+    }
+    if len(set(found.values())) < 2:
+        return ""
+    names = [row["name"] for row in results["rows"] if found.get(row["run"]) == "fp32"]
+    return f"In fp32, on a processor without bf16: {'; '.join(names)}." if names else ""
 
 
 def _significance(difference: Mapping[str, Any]) -> str:

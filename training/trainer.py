@@ -31,6 +31,7 @@ from .model import quiet
 from .objectives import objective_class
 from .objectives.base import Arrays, Objective
 from .postprocess import Step
+from .precision import precision_for
 from .processes import process_rank, world_size
 from .recipe import Recipe
 from .run_folder import alone, claim, facts, finish, last_checkpoint
@@ -164,6 +165,7 @@ def _train(
     if not run.is_main:
         return {}
     result = facts(recipe, tables, checks, run.device) | {
+        "precision": run.precision,
         **_dev_pairs(sets),
         "steps": run.trainer.state.global_step,
         "train_seconds": round(run.clock.seconds, 2),
@@ -255,7 +257,6 @@ class _Run:
             )
         objective.prepared()
         objective.mini_batch_size = options.mini_batch_size
-        objective.encoder.autocast = _AUTOCAST[options.precision]
         if options.gradient_checkpointing:
             objective.encoder.backbone.gradient_checkpointing_enable({"use_reentrant": False})
         self.sampler, steps = self._sampler(given.tables)
@@ -272,6 +273,8 @@ class _Run:
             minimized=minimized,
             report_to=given.report_to,
         )
+        self.precision = precision_for(arguments.device, options.precision)
+        objective.encoder.autocast = _AUTOCAST[self.precision]
         self.clock = Clock()
         callbacks = [self.clock, Progress(objective), Milestones(self._evaluated)]
         self.stopping = None
@@ -288,12 +291,13 @@ class _Run:
             optimizer=optimizer(objective, options, arguments.device) if self.trained else None,
             tensorboard=output / "tensorboard",
         )
-        if options.precision == "fp16":
+        if self.precision == "fp16":
             self.trainer.scale_losses()
         _LOG.info(
-            "%s: %d steps, %s examples",
+            "%s: %d steps in %s, %s examples",
             recipe.name,
             steps,
+            self.precision,
             {name: len(table) for name, table in given.tables.items()},
         )
         for task, accuracy in self.majority.items():

@@ -125,7 +125,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="X",
         help="of the projection (default: 5e-4)",
     )
-    training.add_argument("--precision", default="fp32", metavar="NAME", help="fp32 (default) or bf16")
+    training.add_argument(
+        "--precision",
+        default="fp32",
+        metavar="NAME",
+        help="fp32 (default), bf16, or auto: bf16 if the device has instructions for it",
+    )
     training.add_argument("--seed", type=int, default=1, metavar="N", help="(default: 1)")
     training.add_argument(
         "--early-stopping", type=int, metavar="N", help="stop after N dev scores without improvement"

@@ -31,7 +31,8 @@ class DistillOptions:
         eval_steps: steps between checkpoints with their dev scores, or a fraction of the training if below 1. A run
             that is stopped goes on from the last.
         learning_rate, head_learning_rate: of the layers and of the projection.
-        precision: ``fp32``, or ``bf16`` for mixed precision.
+        precision: ``fp32``, ``bf16`` for mixed precision, or ``auto``: bf16 where the processor or the GPU has
+            instructions for it.
         teacher_precision: ``fp32``, ``int8``, or ``auto`` for that of a teacher's folder.
         teacher_weights: of each of several teachers, whose vectors are scaled to the same variance first; None for
             equal weights. A better teacher of higher weight keeps more of its components.
@@ -75,7 +76,21 @@ class DistillOptions:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        """Check what a recipe does not."""
+        """Check what a recipe does not, or names by keys of its own."""
+        if self.dimension < 1:
+            raise ValueError(f"dimension must be positive, not {self.dimension}")
+        if wrong := [width for width in self.prefixes or () if not 0 < width < self.dimension]:
+            raise ValueError(
+                f"prefixes: {wrong[0]} must be from 1 to below the {self.dimension} dimensions of the vectors"
+            )
+        if self.max_length < 3:
+            raise ValueError(
+                f"max_length must leave room for a token between the special ones, not {self.max_length}"
+            )
+        for name in ("batch_tokens", "early_stopping"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be positive, not {value}")
         if self.index_precision not in ("int6", "int8", "fp32"):
             raise ValueError(f"index_precision must be int6, int8 or fp32, not {self.index_precision!r}")
         if not 0 <= self.whiten <= 1:

@@ -34,12 +34,13 @@ from ...inputs import check_unicode
 from ...model_folder.folder import SETTINGS_FILE
 from ...model_folder.json_file import read_json, write_json
 from ...model_folder.saving import compose_dense
-from ..data.readers import read
+from ..data.readers import read, root_folder
 from ..data.texts import Selection, TextWriter, distinct, text_keys
+from ..dev import DevSets
 from ..linear_map import whiten_partly
 from ..recipe import Recipe, recipe_of
 from ..run_folder import file_digest, last_checkpoint
-from ..teacher import TeacherOptions
+from ..teacher import TeacherOptions, open_encoder
 from ..trainer import train
 from ..whole_file import write_text, write_whole
 from .options import DistillOptions
@@ -87,6 +88,8 @@ def distill(
     learned = options.teachers(named)
     output = Path(output)
     output.mkdir(parents=True, exist_ok=True)
+    if not _begun(output):  # before the texts are read and encoded
+        _check(learned, options, output)
     train_file, held_file = _texts(texts, output, text_field, options)
     layers = None if options.student is not None else _layers(learned[0], options, train_file, output)
     recipe = _recipe(learned, options, layers, (train_file, held_file), name=output.resolve().name)
@@ -144,6 +147,23 @@ def distill(
     return report
 
 
+def _check(teachers: Sequence[TeacherOptions], options: DistillOptions, output: Path) -> None:
+    """Refuse dev sets that cannot be read, and options that do not fit the teachers or that a recipe does not take."""
+    given = options.layers if isinstance(options.layers, list) else None
+    files = (output / "texts.jsonl", output / "held_out.jsonl")
+    recipe = _recipe(teachers, options, given, files, name=output.resolve().name)
+    DevSets(recipe.evaluation, root_folder(None))
+    widths = []
+    for teacher in teachers:
+        with open_encoder(teacher.path, precision=teacher.precision) as encoder:
+            widths.append(encoder.get_embedding_dimension())
+    if options.dimension > sum(widths):
+        raise ValueError(
+            f"dimension is {options.dimension}, but the vectors of the teachers have {sum(widths)} dimensions; choose "
+            "at most so many (--dim), or add a teacher"
+        )
+
+
 def _sample(train_file: Path, count: int) -> list[str]:
     """At most `_SAMPLE` of the ``count`` texts to learn from, evenly spread."""
     texts = read({"path": str(train_file)}, root=Path()).texts("text")
@@ -178,8 +198,7 @@ def _texts(
         was = before.pop("content", content)  # earlier versions wrote none
         if before == about and content in (was, None):
             return train_file, held_file
-        begun = any(file.is_file() for file in (output / "report.json", output / "run" / "result.json"))
-        if begun or last_checkpoint(output / "run" / "checkpoints") is not None:
+        if _begun(output):
             raise FileExistsError(
                 f"{output} holds a run of other texts or another query prompt (see its texts.json); choose another "
                 "output, or remove it"
@@ -201,6 +220,12 @@ def _texts(
     _write(held_file, options.readings(Selection(found, held)))
     _write(train_file, options.readings(Selection(found, kept)))  # last: it says that both are whole
     return train_file, held_file
+
+
+def _begun(output: Path) -> bool:
+    """Whether there is something to go on with: a checkpoint, or what came of the training."""
+    done = (output / "report.json", output / "run" / "result.json")
+    return any(file.is_file() for file in done) or last_checkpoint(output / "run" / "checkpoints") is not None
 
 
 def _inputs(paths: Sequence[str | os.PathLike[str]], output: Path) -> list[str]:

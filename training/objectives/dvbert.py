@@ -50,6 +50,7 @@ class DvBertOptions:
         loss: ``classification``, or ``regression`` for scored pairs.
         concatenation: classification: the input of the classifier.
         max_score: regression: the score that means cosine 1; 0 means cosine 0.
+        teacher_max_length: maximum tokens of a pair as the teachers read it; None for each one's own.
     """
 
     teachers: list[str] = field(default_factory=list)
@@ -57,6 +58,7 @@ class DvBertOptions:
     loss: str = "classification"
     concatenation: str = "u,v,|u-v|"
     max_score: float = 5.0
+    teacher_max_length: int | None = None
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -135,7 +137,7 @@ class DvBert(Objective):
         """The labels and, for training data, the teachers' outputs: ``teachers (n, K, classes)``."""
         arrays = super().prepare(task, table, cache)
         if self.options.teachers and self.is_training(table):
-            length = self.encoder.options.max_length
+            length = self.options.teacher_max_length
             logits = [teacher_outputs(path, table, length, cache) for path in self.options.teachers]
             arrays["teachers"] = probabilities(torch.from_numpy(np.stack(logits, 1))).numpy()
         return arrays

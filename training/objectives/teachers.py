@@ -15,7 +15,9 @@ import torch
 
 from ... import CrossEncoder
 from ...model_folder.cross_encoder_folder import open_cross_encoder
-from ...model_folder.tokenizer_files import TOKENIZER_FILES
+from ...model_folder.json_file import read_json
+from ...model_folder.sentence_settings import read_length
+from ...model_folder.tokenizer_files import TOKENIZER_FILES, TokenizerSettings
 from ..data.readers import Table
 from ..model import ModelOptions, transformer_folder
 from ..processes import own_gpu
@@ -36,10 +38,16 @@ _PAIR_FILES = (
 _CHUNK = 4096  # pairs per file: the most that a stopped run loses
 
 
-def teacher_outputs(path: str, table: Table, max_length: int, cache: Path) -> npt.NDArray[np.float32]:
+def teacher_outputs(path: str, table: Table, max_length: int | None, cache: Path) -> npt.NDArray[np.float32]:
     """`PairClassifier.logits` of a teacher for ``text1`` and ``text2`` of a table: (n, classes).
 
     The compiled core runs the teacher if it can, otherwise torch.
+
+    Args:
+        path: folder of the teacher.
+        table: the pairs.
+        max_length: maximum tokens of a pair; None for the teacher's own.
+        cache: where the outputs are kept.
 
     The outputs are in a folder of ``cache`` whose name hashes the teacher's files, ``max_length``, the texts and the
     classes, with one file per 4,096 pairs, so that a stopped run can be resumed and other runs find them. Each process
@@ -76,7 +84,7 @@ class _Teacher(Protocol):
 class _CoreTeacher:
     """A teacher on embedkit's compiled core, which is faster than torch on a CPU."""
 
-    def __init__(self, folder: Path, max_length: int) -> None:
+    def __init__(self, folder: Path, max_length: int | None) -> None:
         self._model = CrossEncoder(
             folder,
             precision="fp32",
@@ -91,14 +99,15 @@ class _CoreTeacher:
         return found.reshape(len(texts1), len(self.labels))
 
 
-def _load(path: str, table: Table, max_length: int) -> _Teacher:
+def _load(path: str, table: Table, max_length: int | None) -> _Teacher:
     folder = transformer_folder(path)
     teacher: _Teacher
     device = own_gpu()
     if _runs_in_core(folder, anywhere=device is not None):
         teacher = _CoreTeacher(folder, max_length)
     else:
-        teacher = PairClassifier.load(ModelOptions(path, max_length=max_length)).to(device or "cpu").eval()
+        length = _own_length(folder) if max_length is None else max_length
+        teacher = PairClassifier.load(ModelOptions(path, max_length=length)).to(device or "cpu").eval()
     expected, found = list(table.labels) or ["score"], list(teacher.labels)
     if found != expected and (table.labels or len(found) > 1):
         raise ValueError(
@@ -106,6 +115,14 @@ def _load(path: str, table: Table, max_length: int) -> _Teacher:
             f"{', '.join(expected)}; use a teacher with the same classes in the same order"
         )
     return teacher
+
+
+def _own_length(folder: Path) -> int:
+    """The maximum tokens of a pair that a folder sets, as `CrossEncoder` reads it."""
+    length, _, _ = read_length(folder, "sequence-classification")
+    own = length or TokenizerSettings(folder).model_max_length
+    positions = read_json(folder / "config.json").get("max_position_embeddings")
+    return min(filter(None, (own, positions)), default=ModelOptions.max_length)
 
 
 def _runs_in_core(folder: Path, *, anywhere: bool) -> bool:
@@ -128,7 +145,7 @@ def _runs_in_core(folder: Path, *, anywhere: bool) -> bool:
     return typed and not anywhere
 
 
-def _key(folder: Path, table: Table, max_length: int) -> str:
+def _key(folder: Path, table: Table, max_length: int | None) -> str:
     digest = hashlib.sha256(f"{max_length}\n".encode())
     if table.labels:  # `_load` checks them
         digest.update(f"{list(table.labels)}\n".encode())

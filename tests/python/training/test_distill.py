@@ -222,16 +222,21 @@ def test_a_student_is_partly_whitened(make_model: MakeModel, sentences: list[str
         replace(options, whiten=2)
 
 
-def test_a_run_keeps_to_its_texts(make_model: MakeModel, sentences: list[str], tmp_path: Path) -> None:
+def stop(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_run_keeps_to_its_texts(
+    make_model: MakeModel, sentences: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     teacher, first, second = str(make_model()), tmp_path / "a.txt", tmp_path / "b.txt"
     first.write_text("\n".join(sentences[:150]), encoding="utf-8")
     second.write_text("\n".join(sentences[150:300]), encoding="utf-8")
     options = DistillOptions(layers=[0], dimension=8, max_length=32, max_steps=2, query_prompt="find ")
     output = tmp_path / "out"
-    with pytest.raises(
-        ValueError, match="fewer than the 10000 to learn"
-    ):  # it stops before its first checkpoint
-        distill(teacher, first, output, replace(options, dimension=10_000))
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(distill_run, "train", stop)  # before its first checkpoint
+        distill(teacher, first, output, options)
     distill(teacher, second, output, options)  # so that other texts may still be given
     learned = (output / "texts.jsonl").read_text(encoding="utf-8")
     assert json.dumps(sentences[150], ensure_ascii=False) in learned + (output / "held_out.jsonl").read_text(
@@ -257,10 +262,6 @@ def test_a_trained_student_without_a_report_keeps_to_its_texts(
     second.write_text("\n".join(sentences[150:300]), encoding="utf-8")
     options = DistillOptions(layers=[0], dimension=8, prefixes=[], max_length=32, max_steps=2)
     output = tmp_path / "out"
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(distill_run, "compare", stop)
         distill(teacher, first, output, options)
@@ -283,9 +284,6 @@ def test_layers_are_chosen_anew_for_what_the_choice_depends_on(
     def choose(_: TeacherOptions, count: int, __: DistillOptions, texts: Sequence[str]) -> dict[str, object]:
         chosen.append(texts[0])
         return {"layers": list(range(count)), "explained": {}}
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
 
     monkeypatch.setattr(distill_run, "choose_layers", choose)
     monkeypatch.setattr(distill_run, "train", stop)
@@ -425,9 +423,9 @@ def test_wrong_input_is_named(
     few = tmp_path / "few.txt"
     few.write_text("one\ntwo\n", encoding="utf-8")
     command = ["distill", "--teacher", str(make_model()), "-o", str(tmp_path / "out"), "--texts"]
-    assert main([*command, str(few)]) == 2
+    assert main([*command, str(few), "--dim", "8"]) == 2
     assert "2 distinct texts are too few" in capsys.readouterr().err
-    assert main([*command, str(tmp_path / "nothing")]) == 2
+    assert main([*command, str(tmp_path / "nothing"), "--dim", "8"]) == 2
     assert "nothing" in capsys.readouterr().err
     assert main([*command, str(few), "--bytes", "200"]) == 2
     assert "--bytes 200 with --dim 256: give 192, 256 or 1024" in capsys.readouterr().err
@@ -439,3 +437,14 @@ def test_wrong_input_is_named(
     assert "teacher_weights: 2 for 1 teachers" in capsys.readouterr().err
     assert main([*command, str(few), "--prompt", "a: ", "--prompt", ""]) == 2
     assert "prompt: 2 for 1 teachers" in capsys.readouterr().err
+    width = Encoder(command[2]).get_embedding_dimension()
+    for options, message in (
+        (["--dim", "512"], f"dimension is 512, but the vectors of the teachers have {width} dimensions"),
+        (["--prefixes", "64,300"], "prefixes: 300 must be from 1 to below the 256 dimensions"),
+        (["--max-length", "2"], "max_length must leave room for a token"),
+        (["--early-stopping", "0"], "early_stopping must be positive, not 0"),
+        (["--epochs", "-1"], "training.epochs must not be negative"),
+        (["--dim", "8", "--dev-pairs", "none.tsv"], "none.tsv"),
+    ):
+        assert main([*command, str(few), *options]) == 2
+        assert message in capsys.readouterr().err

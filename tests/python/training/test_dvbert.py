@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 from embedkit.training.data.readers import Table, read
 from embedkit.training.model import ModelOptions
 from embedkit.training.objectives import teachers as teachers_module
-from embedkit.training.objectives.cross_encoder import PairClassifier
+from embedkit.training.objectives.cross_encoder import PairClassifier, probabilities
 from embedkit.training.objectives.dvbert import DvBert, DvBertOptions, distillation_loss
 from embedkit.training.objectives.teachers import teacher_outputs
 from embedkit.training.trainer import train
@@ -148,6 +148,33 @@ def test_teachers_run_once_and_a_stopped_run_resumes(
     teacher_outputs(str(path), table, 31, tmp_path / "cache")
     teacher_outputs(str(path), table.select(range(8)), 32, tmp_path / "cache")
     assert sorted(asked[3:]) == [4, 8, 8, 8]
+
+
+def test_teachers_read_pairs_at_their_own_length(
+    make_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pair is longer than the student's texts."""
+    path = save_teacher(make_model(), tmp_path / "teacher", NLI)  # reads 64 tokens
+    long = ["good day " * count for count in (10, 11, 12, 13)]
+    table = Table({"text1": long, "text2": long[::-1], "label": np.zeros(4, np.int64)}, NLI)
+    own, short = (
+        PairClassifier.load(ModelOptions(str(path), max_length=length)).logits(long, long[::-1])
+        for length in (64, 32)
+    )
+    assert np.abs(own - short).max() > 1e-3
+    student = ModelOptions(str(make_model()), max_length=32)
+
+    def told(folder: str, length: int | None) -> Any:
+        options = DvBertOptions(teachers=[str(path)], teacher_max_length=length)
+        objective = DvBert(DvBert.load_encoder(student, options, {"nli": table}), options, {"nli": table})
+        return objective.prepare("nli", table, tmp_path / folder)["teachers"][:, 0]
+
+    for runner in ("core", "torch"):
+        if runner == "torch":
+            monkeypatch.setattr(teachers_module, "_runs_in_core", lambda *_, **__: False)
+        for length, logits in ((None, own), (32, short)):
+            expected = probabilities(torch.from_numpy(logits)).numpy()
+            np.testing.assert_allclose(told(runner, length), expected, atol=1e-4)
 
 
 def test_torch_runs_the_teachers_that_the_core_does_not(

@@ -115,7 +115,7 @@ def test_overrides(file: Path, overrides: list[str], section: str, expected: dic
             ["training.schedule=sequence"],
             "unknown training.schedule 'sequence'; did you mean 'sequential'",
         ),
-        (["training.precision=fp8"], "training.precision must be fp32, bf16 or fp16, not 'fp8'"),
+        (["training.precision=fp8"], "training.precision must be auto, fp32, bf16 or fp16, not 'fp8'"),
         (["training.workers=-1"], "training.workers must not be negative"),
         (["model.lora.rank=0"], "model.lora.rank must be positive, not 0"),
         (["evaluation.holdout=-1"], "evaluation.holdout must not be negative"),

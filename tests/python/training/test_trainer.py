@@ -7,6 +7,7 @@ import logging
 import math
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -361,8 +362,13 @@ def test_a_checkpoint_that_cannot_be_written_is_named(
         train(make(content, eval_steps=6), tmp_path / "run")
 
 
-def test_paraphrases_are_data_of_a_run(make_model: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("changed", ["p.tsv", "wordnet/index.tsv.gz"])
+def test_what_augments_a_run_is_data_of_it(
+    changed: str, make_model: Callable[..., Path], tmp_path: Path
+) -> None:
     teacher = str(make_model())
+    (tmp_path / "wordnet").mkdir()
+    (tmp_path / "wordnet" / "index.tsv.gz").write_bytes(b"of one version")
     (tmp_path / "texts.tsv").write_text("text\n" + "\n".join(f"a day {n}" for n in range(12)) + "\n")
     (tmp_path / "p.tsv").write_text("text\tparaphrase\na day 1\tthe day\n")
     recipe = recipe_of(
@@ -370,7 +376,7 @@ def test_paraphrases_are_data_of_a_run(make_model: Callable[..., Path], tmp_path
             "objective": {
                 "name": "hpd",
                 "teachers": [{"path": teacher}],
-                "augment": {"paraphrases": "p.tsv"},
+                "augment": {"paraphrases": "p.tsv", "wordnet": 0.2},
             },
             "model": {"path": teacher, "max_length": 32},
             "data": {"t": {"path": "texts.tsv", "columns": {"text": "text"}}},
@@ -382,9 +388,9 @@ def test_paraphrases_are_data_of_a_run(make_model: Callable[..., Path], tmp_path
     (tmp_path / "run" / "checkpoints" / "checkpoint-1").mkdir(parents=True)
     run_folder.claim(tmp_path / "run", recipe, tmp_path)
     (tmp_path / "run" / "checkpoints" / "checkpoint-1" / "trainer_state.json").write_text("{}")
-    with (tmp_path / "p.tsv").open("a") as file:
+    with (tmp_path / changed).open("a") as file:
         file.write("a day 2\tthat day\n")
-    with pytest.raises(FileExistsError, match=r"other data: .*p\.tsv"):
+    with pytest.raises(FileExistsError, match=f"other data: .*{re.escape(changed)}"):
         run_folder.claim(tmp_path / "run", recipe, tmp_path)
 
 
@@ -566,6 +572,24 @@ def test_gradcache_has_the_gradients_of_the_whole_batch(
     assert loss == pytest.approx(pieces[0][0], abs=1e-6)
     for one, other in zip(found, pieces[0][1], strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+
+
+def test_auto_precision_is_what_the_processor_is_made_for(
+    content: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked = [("fp32", "fp32"), ("bf16", "bf16"), ("auto", None)]
+    for has, auto in ((True, "bf16"), (False, "fp32")):
+        monkeypatch.setattr(
+            torch.cpu, "get_capabilities", lambda has=has: {"avx512_bf16": has}, raising=False
+        )
+        for precision, runs in asked:
+            caplog.clear()
+            result = train(make(content, precision=precision, max_steps=1), tmp_path / f"{precision}-{has}")
+            assert result["precision"] == (runs or auto)
+            assert ("has no instruction for it" in caplog.text) == (precision == "bf16" and not has)
 
 
 def test_bf16_trains(content: dict[str, Any], tmp_path: Path) -> None:
