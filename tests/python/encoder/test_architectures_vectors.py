@@ -23,6 +23,7 @@ from embedkit import Encoder, _core
 
 # Ends of vectors, of windows and of the trained length.
 LENGTHS = (1, 4, 5, 6, 7, 8, 14, 15, 16, 17, 31, 62, 128, 177, 178, 179, 190, 700)
+SLOW = ("reference", "amx_emulated")  # the longest text takes them half a minute
 TEXTS = ["", *(" ".join((WORDS * (length // 13 + 1))[length % 7 :][:length]) for length in LENGTHS)]
 SCRIPT = """
 import json, sys
@@ -74,13 +75,15 @@ def references(folders: dict[str, Path]) -> Iterator[dict[str, npt.NDArray[np.fl
 def test_architectures_give_the_vectors_of_transformers(
     isa: str, folders: dict[str, Path], references: dict[str, Any], tmp_path: Path
 ) -> None:
-    arguments = [{name: str(folder) for name, folder in folders.items()}, TEXTS, str(tmp_path)]
+    texts = TEXTS[:-1] if isa in SLOW else TEXTS
+    arguments = [{name: str(folder) for name, folder in folders.items()}, texts, str(tmp_path)]
     command = [sys.executable, "-c", SCRIPT, json.dumps(arguments), isa]
     environment = {**os.environ, "EMBEDKIT_ISA": isa}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     found = {}
-    for name, vectors in references.items():
+    for name, every in references.items():
+        vectors = every[: len(texts)]
         fp32, bf16, int8 = (np.load(tmp_path / f"{name}-{p}.npy") for p in ("fp32", "bf16", "int8"))
         found[name] = (
             float(np.abs(fp32 - vectors).max()),
