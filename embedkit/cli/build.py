@@ -7,10 +7,10 @@ import os
 import shutil
 import time
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..documents.document import Document
 from ..documents.folders import Patterns
 from ..documents.passages import Passages
 from ..documents.readers import FORMATS, Corpus, Names
@@ -46,7 +46,9 @@ if TYPE_CHECKING:
 
 __all__ = ["add_commands"]
 
-_SAMPLE = 2000
+_SAMPLE = 2000  # documents for the estimate, or the first that have
+_SAMPLE_CHARACTERS = 8 << 20
+_SAMPLE_SECONDS = 4  # PDF files are slow to read, and the build reads them again
 
 _BUILD_DESCRIPTION = """Encode the texts of all inputs and write an index of them. Documents are streamed, so a
 corpus may be larger than memory. Blank texts are skipped and counted. The index appears when it is complete, or
@@ -169,7 +171,8 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--txt",
         choices=("lines", "whole"),
-        help="a .txt file is one text per line, or one text (default: lines, in an index of passages whole)",
+        help="a .txt file is one text per line, or one text (default: lines; in an index of passages whole, but not "
+        "standard input)",
     )
     command.add_argument("--vector-field", metavar="F", help="field or column of precomputed vectors")
     command.add_argument("--vectors", metavar="FILE.npy", help="precomputed vectors, one per document")
@@ -209,6 +212,7 @@ class _Input:
             below_root=base is None or base.root is not None or arguments.root is not None,
             patterns=Patterns(tuple(arguments.include), tuple(arguments.exclude)),
             whole_text=(arguments.txt or ("lines" if passages is None else "whole")) == "whole",
+            whole_stdin=arguments.txt == "whole",
         )
         self.corpus = self._corpus(self.on_error)
 
@@ -232,23 +236,34 @@ class _Input:
             return None
         corpus = self._corpus("skip" if self.on_error != "stop" else "stop")
         try:
-            sample = list(islice(corpus, _SAMPLE))
+            sample, whole = _sample(corpus)
         except InputError:  # the build reports it, and keeps what comes before
             return None
         if not sample:
             return None
         documents = len(sample)
-        # a sample that is not full holds all: no need to encode them to find out
-        if self._new and documents < _SAMPLE and settings.passages is None:
-            check_rows(settings.factory, documents)
-        if documents == _SAMPLE:
+        if not whole:
             documents = max(documents, round(documents * total / max(1, sample[-1].position)))
+        elif self._new and settings.passages is None:  # no need to encode them to find out
+            check_rows(settings.factory, documents)
         return estimate(sample, documents, encoder, settings)
 
     def left_out(self) -> str:
         """Counts of what was skipped, for the last line."""
         files = self.corpus.files.told()
         return self._skipped.left_out(self.corpus.blank) + (f", {printable(files)}" if files else "")
+
+
+def _sample(corpus: Corpus) -> tuple[list[Document], bool]:
+    """The first documents, so many that they take little memory and time, and whether they are all."""
+    sample: list[Document] = []
+    characters, until = 0, time.monotonic() + _SAMPLE_SECONDS
+    for document in corpus:
+        sample.append(document)
+        characters += len(document.text)
+        if len(sample) == _SAMPLE or characters >= _SAMPLE_CHARACTERS or time.monotonic() > until:
+            return sample, False
+    return sample, True
 
 
 def _announce(expected: Estimate | None, path: str) -> None:

@@ -174,9 +174,18 @@ def find_files(
             files.paths += found
             tops.append(item)
         elif not os.path.lexists(item) and glob.has_magic(item):
-            found = sorted(name for name in glob.glob(item, recursive=True) if os.path.isfile(name))
+            matches = sorted(glob.glob(item, recursive=True))
+            found = [name for name in matches if os.path.isfile(name)]
+            if (
+                "**" not in item
+            ):  # as from a shell, which names the folders one by one; ** names what is in them
+                for folder in filter(os.path.isdir, matches):
+                    found += [entry.path for entry in walk(folder, patterns, files.left_out)]
             if not found:
-                raise InputError(item, "no file matches the pattern")
+                matched = (
+                    "only folders without files that embedkit reads match" if matches else "no file matches"
+                )
+                raise InputError(item, f"{matched} the pattern")
             files.paths += found
             tops.append(_plain_part(item))
         else:

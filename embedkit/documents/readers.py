@@ -24,6 +24,7 @@ import decimal
 import json
 import math
 import os
+import uuid
 import warnings
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -64,18 +65,19 @@ class Names:
         below_root: false: names as in indexes of earlier versions, the base name or the path as given.
         patterns: which files below a folder are read; ``None``: all of a known type.
         whole_text: a ``.txt`` file is one document.
+        whole_stdin: so is the text of standard input.
     """
 
     root: str | None = None
     below_root: bool = True
     patterns: Patterns | None = None
     whole_text: bool = False
+    whole_stdin: bool = False
 
 
 def _format(path: str, format: Format | None, names: Names) -> Format | None:
-    if format is None and names.whole_text and format_of(path)[0] == "txt":
-        return "text"
-    return format
+    known = format or ("txt" if path == STDIN else format_of(path)[0])
+    return "text" if known == "txt" and (names.whole_stdin if path == STDIN else names.whole_text) else format
 
 
 def check_fields(text_field: str, id_field: str | None, vector_field: str | None = None) -> None:
@@ -338,16 +340,18 @@ class Corpus:
                         name: value if name == self._vector_field else _plain(value, name)
                         for name, value in zip(names, values, strict=True)
                     }
-                    yield _Record(line, *self._fields(self._own_fields(record) if source.own else record))
+                    yield _Record(line, *(self._own_fields(record) if source.own else self._fields(record)))
                 except _MalformedError as error:
                     source.reject(line, str(error))
 
-    def _own_fields(self, record: dict[str, Any]) -> dict[str, Any]:
-        """A row of an index's own export: its metadata are JSON, and its vector is none of them."""
-        metadata = record.pop("metadata", None)
+    def _own_fields(self, record: dict[str, Any]) -> tuple[str, str | None, dict[str, Any], Any]:
+        """`_fields` of a row of an index's own export: its metadata are JSON, and its vector is none of them."""
+        written = record.pop("metadata", None)
         for name in {"vector", "line"} - {self._vector_field}:
             record.pop(name, None)
-        return {**(_parse_json(metadata) if metadata else {}), **record}
+        metadata = _parse_json(written) if written else {}
+        text, id, others, vector = self._fields({**metadata, **record})
+        return text, id, others | {name: metadata[name] for name in metadata.keys() & record.keys()}, vector
 
     def _table_records(self, source: Source) -> Iterator[_Record]:
         if self._vector_field is not None:
@@ -425,12 +429,22 @@ def _listed(names: Any) -> str:
     return ", ".join(names[:8]) + (", …" if len(names) > 8 else "") or "none"
 
 
+def _number(value: decimal.Decimal) -> int | float | str:
+    """A decimal without loss: an integer if its column has no digits after the point, else a float if one is equal."""
+    exponent = value.as_tuple().exponent
+    if isinstance(exponent, int) and exponent >= 0:
+        return int(value)
+    return float(value) if decimal.Decimal(repr(float(value))) == value else str(value)
+
+
 def _plain(value: Any, name: str) -> Any:
     """A value of the parquet column ``name`` as JSON: times in ISO 8601, NaN as null, bytes as the UTF-8 they hold."""
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
     if isinstance(value, decimal.Decimal):
-        value = float(value)
+        value = _number(value)
+    if isinstance(value, uuid.UUID):
+        return str(value)
     if isinstance(value, float) and not math.isfinite(value):
         if math.isnan(value):
             return None

@@ -44,9 +44,14 @@ _FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z
 _CHARSET = re.compile(rb"""<meta\s[^>]*charset\s*=\s*["']?([\w-]+)""", re.IGNORECASE)
 _CHARSET_WITHIN = 1024  # bytes, as browsers look for it
 _WESTERN = ("iso-8859-1", "latin1", "us-ascii", "ascii")  # all of which browsers read as windows-1252
-_ENCODING = re.compile(
-    r"cp1252|windows-125\d|iso-8859-\d+|koi8-[ru]|shift_jis|euc-(?:jp|kr)|iso-2022-jp|big5|gb(?:k|2312|18030)"
-)
+_ENCODING = re.compile(r"windows-125\d|iso-8859-\d+|koi8-[ru]|euc-jp|iso-2022-jp")
+_WIDER = {  # what browsers read for an encoding: the one that most pages mean, which holds it
+    **dict.fromkeys(_WESTERN, "cp1252"),
+    **dict.fromkeys(("shift_jis", "shift-jis", "sjis", "x-sjis", "windows-31j"), "cp932"),
+    **dict.fromkeys(("gb2312", "gbk", "x-gbk", "gb18030"), "gb18030"),
+    **dict.fromkeys(("euc-kr", "ks_c_5601-1987", "windows-949"), "cp949"),
+    **dict.fromkeys(("big5", "big5-hkscs"), "big5hkscs"),
+}
 _HEADING = re.compile(r"^#{1,2}[ \t]+(\S.*)$", re.MULTILINE)
 _UNDERLINED = re.compile(r"\s*(?!#{1,6}[ \t]|```|~~~)(\S.*)\n=+[ \t\r]*$", re.MULTILINE)
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})(.*)$", re.MULTILINE)
@@ -90,14 +95,13 @@ def read_whole(format: str, content: bytes) -> tuple[str, dict[str, Any]]:
         return _pdf(content)
     if format == "docx":
         return _docx(content)
+    told = _charset(content) if format == "html" else None
     try:
-        text = content.decode("utf-8-sig")
+        seven_bits = told == "iso-2022-jp" and b"\x1b" in content  # which is UTF-8 as well
+        text = content.decode("iso-2022-jp" if seven_bits else "utf-8-sig")
     except UnicodeDecodeError as error:
-        told = _CHARSET.search(content[:_CHARSET_WITHIN]) if format == "html" else None
-        name = told[1].decode("ascii").lower() if told else ""
-        name = "cp1252" if name in _WESTERN else name
         try:
-            text = content.decode(name if _ENCODING.fullmatch(name) else "utf-8")
+            text = content.decode(told or "utf-8")
         except (LookupError, UnicodeError):  # no such encoding, or another than it says
             raise UnreadableError(not_utf8(content, error)) from None
     if format == "md":
@@ -105,6 +109,13 @@ def read_whole(format: str, content: bytes) -> tuple[str, dict[str, Any]]:
     if format == "html":
         return read_page(text)
     return text, {}
+
+
+def _charset(content: bytes) -> str | None:
+    """The encoding that a page says it has, by its name in Python; ``None``: none, or one that is not read."""
+    told = _CHARSET.search(content[:_CHARSET_WITHIN])
+    name = told[1].decode("ascii").lower() if told else ""
+    return _WIDER.get(name, name if _ENCODING.fullmatch(name) else None)
 
 
 def _markdown(text: str) -> tuple[str, dict[str, Any]]:
@@ -236,12 +247,26 @@ def _docx(content: bytes) -> tuple[str, dict[str, Any]]:
         document = docx.Document(io.BytesIO(content))
         word = _Word(lambda paragraph: docx.text.paragraph.Paragraph(paragraph, document).style)
         lines = list(word.lines(document.element.body))
+        for notes in _notes(document):
+            lines += word.lines(notes)
         title = document.core_properties.title or word.title
     except UnreadableError:
         raise
     except Exception as error:  # a zip archive of XML: errors of three libraries
         raise UnreadableError(f"the Word file is damaged: {' '.join(str(error).split())[:200]}") from None
     return "\n\n".join(line for line in lines if line.strip()), {"title": title} if title else {}
+
+
+def _notes(document: Any) -> Iterator[Any]:
+    """The footnotes, then the endnotes of a Word file, without the lines that separate them from the text."""
+    from docx.oxml import parse_xml
+
+    for kind in ("footnote", "endnote"):
+        for relation in document.part.rels.values():
+            if not relation.is_external and relation.reltype.endswith(f"/{kind}s"):
+                for note in parse_xml(relation.target_part.blob):
+                    if note.get(f"{_Word._SPACE}type") in (None, "normal"):
+                        yield note
 
 
 class _Word:

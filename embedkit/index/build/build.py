@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import time
 import warnings
 from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -57,7 +58,7 @@ from ..words.analyzer import analyzer
 from ..words.languages import AUTO as AUTO_LANGUAGE
 from .check import check_new_id, given_vector, is_blank, length_check, with_id, with_taken
 from .duplicates import near_duplicates
-from .encode import Chunk, encode_chunk, truncated_by
+from .encode import Chunk, Pace, encode_chunk, truncated_by
 from .filter import Filter
 from .fold import fold_last
 from .memory import faiss_budget
@@ -286,10 +287,11 @@ def _make_segment(
     )
     digest = InputDigest()
     with contextlib.closing(staging):
-        chunks = _stored(job, digest.watch(documents), staging, filtered)
+        pace = Pace()
+        chunks = _stored(job, digest.watch(documents), staging, filtered, pace)
         if _may_read_ahead(documents):
             chunks = prefetch(chunks, _CHUNKS_AHEAD)
-        _encode(job, chunks, staging)
+        _encode(job, chunks, staging, pace)
         if (rows := staging.spool.rows) != staging.documents.rows:
             raise AssertionError(f"{staging.documents.rows} documents, {rows} vectors")
         if rows == 0 and job.mode == "build":
@@ -311,13 +313,13 @@ def _may_read_ahead(documents: Iterable[object]) -> bool:
 
 
 def _stored(
-    job: _Job, documents: Iterable[str | Document], staging: Staging, filtered: Filter
+    job: _Job, documents: Iterable[str | Document], staging: Staging, filtered: Filter, pace: Pace
 ) -> Generator[Chunk, None, None]:
     """Read, check, cut and store: yields the documents to encode, in chunks of bounded size."""
     store = staging.documents
     adding_to = job.base if job.mode == "add" else None
     check_length = length_check(job.encoder, job.mode)
-    chunk = Chunk()
+    chunk = Chunk(limit=pace.characters)
     for pieces, taken in with_taken(filtered.pieces(_pieces(job, documents, filtered)), adding_to):
         for number, document in enumerate(pieces):
             known = store.replaying
@@ -339,7 +341,7 @@ def _stored(
             if chunk.full:
                 chunk.committed = staging.commit_if_due()
                 yield chunk
-                chunk = Chunk()
+                chunk = Chunk(limit=pace.characters)
     if store.replaying:
         raise ResumeError(
             "the input is shorter than what was encoded before the interruption; "
@@ -370,7 +372,7 @@ def _pieces(job: _Job, documents: Iterable[str | Document], filtered: Filter) ->
         yield pieces
 
 
-def _encode(job: _Job, chunks: Generator[Chunk, None, None], staging: Staging) -> None:
+def _encode(job: _Job, chunks: Generator[Chunk, None, None], staging: Staging, pace: Pace) -> None:
     """Encode, spool and journal; whatever ends it, what is encoded by then is in the journal."""
     spool = staging.spool
     normalize = job.header.metric == "cosine"
@@ -379,8 +381,9 @@ def _encode(job: _Job, chunks: Generator[Chunk, None, None], staging: Staging) -
             if spool.rows:
                 job.report(Progress("encode", spool.rows, None))
             for chunk in chunks:
-                before = truncated_by(job.encoder)
+                before, begin = truncated_by(job.encoder), time.monotonic()
                 spool.add(encode_chunk(chunk, job.encoder, job.header.dimension, normalize=normalize))
+                pace.took(chunk.characters, time.monotonic() - begin)
                 if staging.truncated is not None:
                     cut = truncated_by(job.encoder)
                     staging.truncated = (

@@ -13,10 +13,29 @@ from ..errors import BuildError
 from ..storage.faiss_index import Float32Array
 from ..storage.vectors import check_encoded, normalize_rows
 
-__all__ = ["CHUNK_TEXTS", "Chunk", "encode_chunk", "encode_texts", "truncated_by"]
+__all__ = ["CHUNK_TEXTS", "Chunk", "Pace", "encode_chunk", "encode_texts", "truncated_by"]
 
 CHUNK_TEXTS = 2048
 _CHUNK_CHARACTERS = 4 << 20
+_LEAST_CHARACTERS = 1 << 15
+_CHUNK_SECONDS = 5.0  # about what a build that is stopped loses
+
+
+class Pace:
+    """How much text a chunk may have so that a build that is stopped loses seconds, whatever the encoder's speed.
+
+    Attributes:
+        characters: of the next chunk.
+    """
+
+    def __init__(self) -> None:
+        """Begin with little text: nothing is known of the encoder."""
+        self.characters = _LEAST_CHARACTERS
+
+    def took(self, characters: int, seconds: float) -> None:
+        """Note the time that a chunk took."""
+        wanted = int(characters * _CHUNK_SECONDS / max(seconds, 1e-3))
+        self.characters = min(max(wanted, _LEAST_CHARACTERS), _CHUNK_CHARACTERS)
 
 
 @dataclass(slots=True)
@@ -28,6 +47,7 @@ class Chunk:
         origins: of the documents, for error messages.
         vectors: those that came with their documents, by place in the chunk.
         characters: in all texts.
+        limit: the characters that it may have.
         position: as in `Document`, of the last one.
         committed: the documents up to the last one are on disk.
     """
@@ -36,6 +56,7 @@ class Chunk:
     origins: list[str] = field(default_factory=list)
     vectors: dict[int, Float32Array] = field(default_factory=dict)
     characters: int = 0
+    limit: int = _CHUNK_CHARACTERS
     position: int = 0
     committed: bool = False
 
@@ -51,7 +72,7 @@ class Chunk:
     @property
     def full(self) -> bool:
         """Whether it should be encoded now."""
-        return len(self.texts) >= CHUNK_TEXTS or self.characters >= _CHUNK_CHARACTERS
+        return len(self.texts) >= CHUNK_TEXTS or self.characters >= self.limit
 
 
 def truncated_by(encoder: TextEncoder) -> int | None:

@@ -21,9 +21,11 @@ import numpy as np
 import pytest
 from fake_encoder import FakeEncoder
 
+from embedkit.cli import build as build_command
 from embedkit.cli.common import plural
 from embedkit.cli.main import main
 from embedkit.cli.terminal import display_width
+from embedkit.documents import readers
 from embedkit.index import Index
 
 RUN = f"""
@@ -81,6 +83,25 @@ def test_build_reports_what_it_did(corpus: str, capsys: pytest.CaptureFixture[st
         out,
     )
     assert err == ""
+
+
+@pytest.mark.parametrize("bound", ["_SAMPLE", "_SAMPLE_CHARACTERS", "_SAMPLE_SECONDS"])
+def test_the_estimate_reads_little_of_a_large_corpus(
+    bound: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = tmp_path / "many"
+    many.mkdir()
+    for n in range(30):
+        (many / f"{n:02d}.html").write_text(f"<p>text {n} of thirty")
+    read = []
+    of_file = readers.read_whole
+    monkeypatch.setattr(readers, "read_whole", lambda *given: read.append(1) or of_file(*given))
+    monkeypatch.setattr(
+        build_command, bound, {"_SAMPLE": 10, "_SAMPLE_CHARACTERS": 150, "_SAMPLE_SECONDS": -1}[bound]
+    )
+    assert main(["build", str(many), "-o", "many_index"]) == 0
+    assert re.match(r"estimate: (29|30|31) documents, ", capsys.readouterr().out)
+    assert 31 <= len(read) <= 42
 
 
 def test_query_prints_a_table(index: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -102,6 +104,29 @@ def test_patterns_choose_files(folder: Path) -> None:
 def test_whole_text_files(folder: Path) -> None:
     names = Names(patterns=Patterns(("a",)), whole_text=True)
     assert [(found.id, found.text) for found in Corpus([folder], names=names)] == [("a/x.txt", "one\ntwo\n")]
+    (folder / "notes.log").write_text("one\ntwo\n")
+    named = Corpus([folder / "notes.log"], format="txt", names=Names(whole_text=True))
+    assert [found.text for found in named] == ["one\ntwo\n"]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_standard_input_is_one_text_where_that_is_asked_for(whole: bool) -> None:
+    reader = f"from embedkit.documents.readers import Corpus, Names; names = Names(None, True, None, True, {whole})"
+    command = [sys.executable, "-c", f"{reader}; print([one.text for one in Corpus('-', names=names)])"]
+    done = subprocess.run(command, input="one\ntwo\n", capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(["one\ntwo\n"] if whole else ["one", "two"])
+
+
+def test_patterns_that_match_folders_alone_read_what_is_in_them(folder: Path) -> None:
+    (folder / "p" / "x" / "docs").mkdir(parents=True)
+    (folder / "p" / "x" / "docs" / "a.txt").write_text("a")
+    (folder / "p" / "x" / "docs" / "b.png").write_bytes(b"b")
+    corpus = Corpus([f"{folder}/p/*/docs"])
+    assert [found.id for found in corpus] == ["x/docs/a.txt:1"]
+    assert [os.path.basename(name) for name in corpus.files.left_out] == ["b.png"]
+    (folder / "p" / "y").mkdir()
+    with pytest.raises(InputError, match="only folders without files that embedkit reads match the pattern"):
+        Corpus([f"{folder}/p/y*"])
 
 
 @pytest.mark.parametrize(
@@ -113,6 +138,7 @@ def test_whole_text_files(folder: Path) -> None:
         lambda root: [f"{root}/a/../../col"],
         lambda root: [f"{root}/**/*.txt"],
         lambda root: [f"{root}/a", f"{root}/b"],
+        lambda root: [f"{root}/[ab]"],
         lambda root: [f"{root}/a/x.txt", f"{root}/b/x.txt"],
     ],
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 import re
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from fake_encoder import FakeEncoder
 from read_files import read, write
 
-from embedkit.documents import InputError
+from embedkit.documents import Document, InputError
 from embedkit.documents.readers import Corpus
 from embedkit.index import Index
 
@@ -79,6 +81,40 @@ def test_vectors_of_a_parquet_column_or_a_json_field(tmp_path: Path) -> None:
     table = write(tmp_path, "x.csv", "text,v\na,1\n")
     with pytest.raises(InputError, match="vectors are read only from fields of jsonl and parquet"):
         read(table, vector_field="v")
+
+
+def test_numbers_and_ids_of_parquet_are_not_rounded(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    whole, fraction = 9_007_199_254_740_993, decimal.Decimal("12345678901234567.89")
+    table = pyarrow.table(
+        {
+            "id": pyarrow.array([whole, whole + 1], pyarrow.decimal128(38, 0)),
+            "text": ["a", "b"],
+            "n": pyarrow.array([whole, None], pyarrow.decimal128(38, 0)),
+            "x": pyarrow.array([fraction, decimal.Decimal("0.25")], pyarrow.decimal128(38, 2)),
+        }
+    )
+    parquet.write_table(table, tmp_path / "x.parquet")
+    assert read(tmp_path / "x.parquet") == [
+        (str(whole), "a", {"n": whole, "x": str(fraction)}),
+        (str(whole + 1), "b", {"n": None, "x": 0.25}),
+    ]
+    if hasattr(pyarrow, "uuid"):
+        keys = [uuid.UUID(int=n) for n in (1, 2)]
+        ids = pyarrow.array([key.bytes for key in keys], pyarrow.uuid())
+        parquet.write_table(pyarrow.table({"id": ids, "text": ["a", "b"], "of": ids}), tmp_path / "u.parquet")
+        assert read(tmp_path / "u.parquet") == [
+            (str(key), text, {"of": str(key)}) for key, text in zip(keys, "ab", strict=True)
+        ]
+
+
+def test_an_export_keeps_fields_named_as_its_columns(tmp_path: Path, encoder: FakeEncoder) -> None:
+    pytest.importorskip("pyarrow")
+    metadata = {"id": "inner", "text": "short title", "vector": "v", "line": 3, "metadata": {"a": 1}}
+    with Index.build(tmp_path / "index", [Document("body", "1", metadata)], encoder) as index:
+        index.export_parquet(tmp_path / "x.parquet")
+    assert read(tmp_path / "x.parquet") == [("1", "body", metadata)]
 
 
 def test_what_json_does_not_have_in_parquet(tmp_path: Path) -> None:

@@ -148,6 +148,50 @@ def test_word_text_in_controls_insertions_and_text_boxes() -> None:
     assert read_word(word)[1] == {"title": "Of the file"}
 
 
+def test_notes_of_word_follow_the_text() -> None:
+    docx = pytest.importorskip("docx")
+    word = docx.Document()
+    word.add_paragraph("Body.")
+    space = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
+    kinds = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
+    for kind in ("endnote", "footnote"):
+        root = f"w:{kind}s"
+        line = f'<w:{kind} w:type="{{}}" w:id="-1"><w:p><w:r><w:t>----</w:t></w:r></w:p></w:{kind}>'
+        notes = "".join(
+            f'<w:{kind} w:id="{n}"><w:p><w:r><w:{kind}Ref/></w:r><w:r><w:t>{kind} {n}</w:t></w:r></w:p></w:{kind}>'
+            for n in (1, 2)
+        )
+        lines = line.format("separator") + line.format("continuationSeparator")
+        content = f"<{root} {space}>{lines}{notes}</{root}>"
+        part = docx.opc.part.Part(
+            docx.opc.packuri.PackURI(f"/word/{kind}s.xml"),
+            f"application/vnd.openxmlformats-officedocument.wordprocessingml.{kind}s+xml",
+            content.encode(),
+            word.part.package,
+        )
+        word.part.relate_to(part, f"{kinds}/{kind}s")
+    assert read_word(word)[0] == "Body.\n\nfootnote 1\n\nfootnote 2\n\nendnote 1\n\nendnote 2"
+
+
+@pytest.mark.parametrize(
+    ("name", "encoding", "text"),
+    [
+        ("iso-2022-jp", "iso-2022-jp", "日本語のテキスト"),
+        ("Shift_JIS", "cp932", "①日本語"),
+        ("gb2312", "gb18030", "朱镕基"),
+        ("euc-kr", "cp949", "똠방각하"),
+        ("big5", "big5hkscs", "香港嘅㗎"),
+        ("euc-jp", "euc-jp", "日本語"),
+        ("windows-1251", "cp1251", "текст"),
+        ("iso-8859-1", "cp1252", "“naïve”"),
+        ("utf-8", "utf-8", "naïve"),
+    ],
+)
+def test_pages_in_the_encoding_that_they_name(name: str, encoding: str, text: str) -> None:
+    page = f"<meta charset='{name}'><p>{text}</p>"
+    assert read_whole("html", page.encode(encoding))[0] == text
+
+
 def test_word_tables_are_read_once() -> None:
     word = pytest.importorskip("docx").Document()
     table = word.add_table(3, 3)

@@ -368,6 +368,38 @@ def test_a_finished_segment_is_not_taken_for_other_documents(
         assert sorted(document.id for document in index) == ["a", "b"]
 
 
+def test_chunks_are_as_long_as_the_encoder_is_fast() -> None:
+    """So that a build that is stopped loses seconds: 2,048 texts of a large model may take ten minutes."""
+    pace = encode.Pace()
+    first = pace.characters
+    pace.took(first, 0.01)
+    assert pace.characters == encode.Chunk().limit
+    pace.took(1_000_000, 10)
+    assert pace.characters == 500_000
+    pace.took(pace.characters, 3600)
+    assert pace.characters == first
+
+
+def test_an_interrupted_build_keeps_what_a_slow_encoder_has_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    class Slow(FakeEncoder):
+        def encode_document(self, sentences: list[str], **options: Any) -> Any:
+            calls.append(len(sentences))
+            if len(calls) == 4:
+                raise KeyboardInterrupt
+            return super().encode_document(sentences, **options)
+
+    monkeypatch.setattr(encode.Pace, "took", lambda *_: None)  # as of one that takes minutes
+    texts = [f"text {n} " * 100 for n in range(200)]
+    with pytest.raises(KeyboardInterrupt):
+        Index.build(tmp_path / "index", texts, Slow())
+    assert 0 < calls[0] < 50
+    assert resumable_rows(tmp_path / "index") == sum(calls[:3])
+
+
 def test_given_vectors_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encode, "CHUNK_TEXTS", 4)
     vectors = np.random.default_rng(0).standard_normal((12, 32), np.float32)
