@@ -43,6 +43,7 @@ _SCORING = {
     "pool": "embedkit scores in one process; set CrossEncoder(threads=...)",
     "chunk_size": "it is for a pool of processes",
     "num_workers": "set CrossEncoder(threads=...) instead",
+    "activation_fct": "its name is activation_fn",
 }
 # Arguments of sentence-transformers that are not supported, and why.
 _UNSUPPORTED = {
@@ -72,7 +73,11 @@ _UNSUPPORTED = {
         "default_prompt_name": "embedkit does not support prompts for cross-encoders",
     },
     "predict": _SCORING,
-    "rank": _SCORING,
+    "rank": {
+        **_SCORING,
+        "apply_softmax": "rank is for one class",
+        "convert_to_tensor": "rank returns a list",
+    },
     "encode": {
         "pool": "embedkit encodes in one process; set Encoder(threads=...)",
         "chunk_size": "it is for a pool of processes; encode_iter(block_size=...) streams",
@@ -119,6 +124,10 @@ def either(what: str, **values: Any) -> Any:
 
 def check_device(device: Any) -> str:
     """``"cpu"``, the only device of cross-encoders."""
+    if isinstance(device, list | tuple):
+        raise ValueError(
+            f"device={device!r}: a CrossEncoder runs on the CPU only; set CrossEncoder(threads=...)"
+        )
     name = check_devices(device)[0]
     if name != "cpu":
         raise ValueError(

@@ -26,8 +26,11 @@ _WINDOW = 8192  # pairs handed to the core at once
 _WINDOW_WITH_BAR = 512
 _INSTEAD = {
     "fit": "embedkit-train and embedkit.training train models",
-    "save_pretrained": "copy its folder, describe()['path']",
-    "to": "it runs on the CPU only",
+    **dict.fromkeys(("save", "save_pretrained"), "copy its folder, describe()['path']"),
+    **dict.fromkeys(("to", "cpu", "cuda"), "it runs on the CPU only"),
+    **dict.fromkeys(("eval", "train"), "it only scores; embedkit-train and embedkit.training train models"),
+    "start_multi_process_pool": "it scores in one process; set CrossEncoder(threads=...)",
+    "tokenizer": "its files are in describe()['path']",
 }
 
 
@@ -173,6 +176,7 @@ class CrossEncoder(LoadedModel[PairEngine]):
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
         activation_fn: str | Activation | None = None,
+        convert_to_numpy: bool = True,
         device: str | None = None,
         **unsupported: None,
     ) -> list[dict[str, Any]]:
@@ -183,6 +187,7 @@ class CrossEncoder(LoadedModel[PairEngine]):
             documents: the second texts.
             top_k: maximum number of results; None for all.
             return_documents: include the text in each result.
+            convert_to_numpy: of sentence-transformers; the result is a list of dicts all the same.
             unsupported: other arguments of sentence-transformers; they must be None.
 
         Other arguments and errors are those of `predict`.
@@ -213,6 +218,10 @@ class CrossEncoder(LoadedModel[PairEngine]):
         if not isinstance(query, str):
             raise TypeError(f"query must be a str, not {type(query).__name__}")
         scores = self._scores([query] * len(texts), texts, batch_size, show_progress_bar, activation_fn)
+        if scores.ndim != 1:
+            raise ValueError(
+                f"activation_fn returned {scores.shape} for {len(texts)} texts: rank needs one score each"
+            )
         order = np.argsort(-scores, kind="stable")[:kept]
         ranked: list[dict[str, Any]] = [{"corpus_id": int(i), "score": float(scores[i])} for i in order]
         if return_documents:
@@ -248,8 +257,8 @@ class CrossEncoder(LoadedModel[PairEngine]):
             raise ValueError(
                 f"activation_fn returned {kind} for logits {logits.shape}: it must keep the rows"
             )
-        if len(self.labels) == 1 and scores.ndim > 1:
-            scores = scores.reshape(len(scores))
+        if len(self.labels) == 1 and scores.shape[1:] == (1,):
+            scores = scores[:, 0]
         return scores
 
     @property

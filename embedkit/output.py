@@ -98,7 +98,7 @@ def similarity(a: npt.ArrayLike, b: npt.ArrayLike, name: str) -> npt.NDArray[np.
 
 
 def similarity_pairwise(a: npt.ArrayLike, b: npt.ArrayLike, name: str) -> npt.NDArray[np.float32]:
-    """Scores (n,) of ``a[i]`` with ``b[i]``; both (n, d)."""
+    """Scores (n,) of ``a[i]`` with ``b[i]``; both (n, d), or one of them (1, d) for all of the other."""
     x, y = _float(a, "a"), _float(b, "b")
     _check_shapes(x, y, pairwise=True)
     if name in ("cosine", "dot"):
@@ -128,7 +128,7 @@ def _check_shapes(x: Array, y: Array, *, pairwise: bool) -> None:
         raise ValueError(
             f"the vectors have {x.shape[-1]} and {y.shape[-1]} dimensions; use one encoder for both"
         )
-    if pairwise and x.shape != y.shape:
+    if pairwise and x.shape != y.shape and not (x.ndim == y.ndim == 2 and 1 in (len(x), len(y))):
         raise ValueError(
             f"pairwise similarity needs the same number of vectors on both sides, not {x.shape} and {y.shape}"
         )

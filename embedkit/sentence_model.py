@@ -46,7 +46,9 @@ class SentenceModel(LoadedModel[Engine]):
         """Set what the caller gave; None for the folder's own."""
         folder = self._engine.folder
         # sentence-transformers gives every model these two, so that they can always be asked for.
-        self.prompts = {"query": "", "document": "", **folder.prompts, **check_prompts(prompts or {})}
+        given = check_prompts(prompts or {})
+        own = {name: text for name, text in folder.prompts.items() if (prompts or {}).get(name, "") is None}
+        self.prompts = {"query": "", "document": "", **folder.prompts, **given, **own}
         if not default_prompt_name:
             folder.check_default_prompt(self.prompts)
         self.default_prompt_name = default_prompt_name or folder.default_prompt_name
@@ -128,7 +130,10 @@ class SentenceModel(LoadedModel[Engine]):
         return with_tensors(similarity, embeddings1, embeddings2, self.similarity_fn_name)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """Scores (n,) of row i of (n, dim) embeddings with row i of (n, dim); returned as by `similarity`."""
+        """Scores (n,) of row i of (n, dim) embeddings with row i of (n, dim), or with the one of (1, dim).
+
+        Returned as by `similarity`.
+        """
         return with_tensors(similarity_pairwise, embeddings1, embeddings2, self.similarity_fn_name)
 
     @property
@@ -163,8 +168,21 @@ class SentenceModel(LoadedModel[Engine]):
         `save` writes it into the folder. For other folders it is computed on first use, which reads all weights.
         """
         if self._fingerprint is None:
-            self._fingerprint = self._engine.fingerprint()
+            engine = self._engine
+            found = engine.fingerprint()
+            engine.folder.check_unchanged()  # the model in memory is not the one on disk then
+            self._fingerprint = found
         return self._fingerprint
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Load the model from its folder, whose files may be others where it is loaded."""
+        state = dict(state)
+        expected = state.pop("_stamped")
+        super().__setstate__(state)
+        stamped = self._engine.folder.stamp.fingerprint
+        if expected not in (None, stamped):
+            raise ValueError(f"{self._name}: the folder holds another model than where it was pickled")
+        self._fingerprint = stamped
 
     def describe(self) -> dict[str, Any]:
         """Report model, numerics and machine, and how many texts were encoded and truncated so far."""
@@ -265,7 +283,8 @@ class SentenceModel(LoadedModel[Engine]):
 
     def __getstate__(self) -> dict[str, Any]:
         """As of any model; the results of evaluators stay here."""
-        return {**super().__getstate__(), "model_card_data": None}
+        stamped = self._engine.folder.stamp.fingerprint
+        return {**super().__getstate__(), "model_card_data": None, "_stamped": stamped}
 
     def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
         """Copy the settings and share the engine."""

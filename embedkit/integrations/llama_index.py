@@ -61,7 +61,11 @@ class EmbedkitEmbedding(BaseEmbedding):
         given = dict(options or {})
         name = check_options(model, given)
         encoder = open_encoder(name, given)
-        settings.setdefault("model_name", encoder._name)
+        if settings.setdefault("model_name", encoder._name) != encoder._name and model is None:
+            raise TypeError(
+                f"model_name={settings['model_name']!r} is only the name that LlamaIndex shows; give the model as the "
+                "first argument, or as model"
+            )
         super().__init__(
             model=name,
             options=given,

@@ -54,6 +54,10 @@ SETTINGS_FILE = "config_sentence_transformers.json"
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 
+_READ = frozenset((".json", ".safetensors", ".txt", ".model", ".onnx"))
+"""Endings of the files that make a model what it is."""
+
+
 @dataclass(frozen=True)
 class Stamp:
     """The content of ``embedkit.json``; all None for a folder that embedkit did not write.
@@ -100,6 +104,7 @@ class ModelFolder:
         static: the weights of a static model; None for a transformer.
         routing: which route a text takes; None for a model with one.
         routes: their folders; the default one, which this folder is of, among them.
+        files: name, time and size of each file when the folder was opened.
     """
 
     path: Path
@@ -122,6 +127,7 @@ class ModelFolder:
     static: StaticFiles | None = None
     routing: Routing | None = None
     routes: Mapping[str, ModelFolder] = field(default_factory=dict)
+    files: Mapping[Path, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def hidden_size(self) -> int:
@@ -192,6 +198,14 @@ class ModelFolder:
             )
         return length
 
+    def check_unchanged(self) -> None:
+        """Raise ValueError if a file is not the one that was there when the folder was opened."""
+        for path, known in self.files.items():
+            if _state(path) != known:
+                raise ValueError(
+                    f"{path} has changed since the model was opened, and is of another model now: open it again"
+                )
+
     def check_default_prompt(self, prompts: Mapping[str, str]) -> None:
         """Raise ValueError, naming the file, when the folder's default prompt is not one of ``prompts``."""
         name = self.default_prompt_name
@@ -227,7 +241,19 @@ def open_folder(path: Path, *, graph: bool = False) -> ModelFolder:
             f"{path / SETTINGS_FILE}: truncate_dim is {folder.truncate_dim}, the model has {folder.dimension} "
             "dimensions; correct or remove it"
         )
-    return folder
+    routes = folder.routing.entries.values() if folder.routing is not None else ()
+    places = {path, *(place for modules in (entries, *routes) for _, place in modules)}
+    files = (file for place in places if place.is_dir() for file in place.iterdir() if file.suffix in _READ)
+    return replace(folder, files={file: state for file in files if (state := _state(file)) is not None})
+
+
+def _state(file: Path) -> tuple[int, int] | None:
+    """Time and size of a file; None if it is gone."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
 
 
 def _open_entries(path: Path, entries: list[tuple[str, Path]], *, graph: bool = False) -> ModelFolder:

@@ -105,6 +105,7 @@ def write_folder(
         copy_without_weights(folder, work, settings, route_length)
         _write_weights(folder, work, precision)
         _write_metadata(folder, work, precision, settings, ranges)
+        folder.check_unchanged()
 
 
 def check_new_folder(target: Path) -> Path:

@@ -110,6 +110,15 @@ def test_unserializable_settings_are_refused() -> None:
         EmbedkitEmbedding(options={"prompts": {1j}})
 
 
+def test_a_model_name_is_no_model() -> None:
+    """It is where `HuggingFaceEmbedding` takes its model."""
+    with pytest.raises(
+        TypeError, match=r"model_name='/some/model' is only the name .* give the model as the first"
+    ):
+        EmbedkitEmbedding(model_name="/some/model")
+    assert EmbedkitEmbedding(model_name="embedkit-256-int8").model_name == "embedkit-256-int8"
+
+
 def test_misplaced_options_and_secrets_are_refused() -> None:
     with pytest.raises(TypeError, match="'truncate_dim'; arguments of Encoder go into options"):
         EmbedkitEmbedding(truncate_dim=8)

@@ -273,7 +273,14 @@ def test_bad_pairs(pairs: Any, message: str, make_cross_encoder: Make) -> None:
 
 @pytest.mark.parametrize(
     ("name", "instead"),
-    [("fit", "embedkit-train"), ("save_pretrained", "copy its folder"), ("to", "the CPU only")],
+    [
+        ("fit", "embedkit-train"),
+        ("save_pretrained", "copy its folder"),
+        ("to", "the CPU only"),
+        ("cpu", "the CPU only"),
+        ("eval", "it only scores"),
+        ("tokenizer", "its files are in"),
+    ],
 )
 def test_what_there_is_not_names_what_to_use(name: str, instead: str, make_cross_encoder: Make) -> None:
     assert hasattr(pytest.importorskip("sentence_transformers").CrossEncoder, name)
@@ -298,8 +305,21 @@ def test_bad_arguments(kind: str, make_cross_encoder: Make) -> None:
             model.predict(PAIRS, activation_fn=wrong)
     same = model.predict(PAIRS, device="cpu", num_workers=0, prompt="")  # type: ignore[arg-type]
     np.testing.assert_array_equal(same, model.predict(PAIRS))
+    two = model.predict(PAIRS, activation_fn=lambda logits: np.hstack([1 - logits, logits]))
+    assert two.shape == (len(PAIRS), 2)
+    with pytest.raises(ValueError, match=r"returned \(2, 2\) for 2 texts: rank needs one score each"):
+        model.rank("a", ["b", "c"], activation_fn=lambda logits: np.hstack([1 - logits, logits]))
+    plain = model.rank("a", ["b", "c"])
+    assert (
+        model.rank("a", ["b", "c"], convert_to_numpy=True, convert_to_tensor=False, apply_softmax=False)
+        == plain
+    )  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="runs on the CPU only"):
         model.rank("a", ["b"], device="cuda")
+    with pytest.raises(ValueError, match=r"runs on the CPU only; set CrossEncoder\(threads=...\)"):
+        model.predict(PAIRS, device=["cpu", "cpu"])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="its name is activation_fn"):
+        model.predict(PAIRS, activation_fct=np.tanh)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"predict\(prompt=...\) is not supported"):
         model.predict(PAIRS, prompt="query: ")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"rank\(prompt=...\) is not supported"):

@@ -30,6 +30,15 @@ def folder(make_model: Callable[..., Path]) -> Path:
     return make_model(prompts={"query": "query: "})
 
 
+def test_a_prompt_of_none_is_the_folders_own(folder: Path) -> None:
+    found = Encoder(folder, prompts={"query": None, "other": None}).prompts
+    assert found == {"query": "query: ", "document": "", "other": ""}
+    theirs = pytest.importorskip("sentence_transformers").SentenceTransformer(
+        str(folder), prompts={"query": None, "other": None}, device="cpu"
+    )
+    assert theirs.prompts["query"] == found["query"]
+
+
 @pytest.fixture(scope="module")
 def encoder(folder: Path) -> Encoder:
     return Encoder(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -43,6 +44,35 @@ def test_pickle_of_a_relative_path(make_model: Make, tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     np.testing.assert_array_equal(pickle.loads(pickled).encode(TEXTS), encoder.encode(TEXTS))
     assert encoder.describe()["model"] == folder.name and encoder.describe()["path"] == str(folder)
+
+
+def test_a_folder_that_has_changed_is_no_longer_the_model_in_memory(
+    make_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An index would hold its vectors under another model's name, and `save` would write another model."""
+    folder = Path(shutil.copytree(make_model(), tmp_path / "model"))
+    first, second = Encoder(folder), Encoder(folder)
+    known, pickled = second.fingerprint, pickle.dumps(second)
+    other = make_model(seed=1)
+    for file in other.rglob("*.safetensors"):
+        shutil.copy(file, folder / file.relative_to(other))
+    with pytest.raises(ValueError, match=r"has changed since the model was opened.*: open it again"):
+        first.fingerprint  # noqa: B018
+    with pytest.raises(ValueError, match="has changed since the model was opened"):
+        first.save(tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+    assert second.fingerprint == known  # of what it computes
+    with Encoder(folder) as now, pickle.loads(pickled) as restored:
+        assert restored.fingerprint == now.fingerprint != known
+    (folder / "README.md").write_text("A card is no part of the model.")
+    with Encoder(folder) as again:
+        again.save(tmp_path / "stamped")
+    stamped = Encoder(tmp_path / "stamped")
+    pickled = pickle.dumps(stamped)
+    shutil.rmtree(tmp_path / "stamped")
+    Encoder(make_model()).save(tmp_path / "stamped")
+    with pytest.raises(ValueError, match="the folder holds another model than where it was pickled"):
+        pickle.loads(pickled)
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])

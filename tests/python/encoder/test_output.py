@@ -69,6 +69,9 @@ def test_similarities_equal_sentence_transformers(vectors: np.ndarray, name: str
     np.testing.assert_allclose(similarity(a[0], b, name), matrix(a[0], b).numpy(), rtol=1e-5, atol=2e-6)
     pairs = similarity_pairwise(a, b[:10], name)
     assert pairs.dtype == np.float32 and pairs.shape == (10,)
+    for one, many in ((a[:1], b), (b, a[:1])):  # one against each
+        expected = pairwise(one, many).numpy()
+        np.testing.assert_allclose(similarity_pairwise(one, many, name), expected, rtol=1e-5, atol=2e-6)
     np.testing.assert_allclose(pairs, pairwise(a, b[:10]).numpy(), rtol=1e-5, atol=2e-6)
 
 
@@ -98,6 +101,6 @@ def test_wrong_shapes() -> None:
     with pytest.raises(ValueError, match="3 and 4 dimensions; use one encoder"):
         similarity(np.ones((1, 3)), np.ones((1, 4)), "dot")
     with pytest.raises(ValueError, match="the same number of vectors"):
-        similarity_pairwise(np.ones((2, 3)), np.ones((1, 3)), "dot")
+        similarity_pairwise(np.ones((2, 3)), np.ones((3, 3)), "dot")
     with pytest.raises(ValueError, match="a has 3 dimensions"):
         similarity(np.ones((1, 1, 3)), np.ones((1, 3)), "dot")
