@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
 
 import torch
 
@@ -19,8 +17,9 @@ def multiplies_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     if device.type == "cpu":
-        # an earlier torch tells nothing
-        found: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+        if not hasattr(torch.cpu, "get_capabilities"):  # an earlier torch
+            return bool(getattr(torch.cpu, "_is_avx512_bf16_supported", bool)())
+        found = torch.cpu.get_capabilities()
         return any(found.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
     return False
 
@@ -29,10 +28,10 @@ def precision_for(device: torch.device, precision: str) -> str:
     """``precision``, with ``auto`` replaced by ``bf16`` where the device has instructions for it, else by ``fp32``."""
     if precision == "auto":
         return "bf16" if multiplies_bf16(device) else "fp32"
-    if precision == "bf16" and not multiplies_bf16(device):
+    if precision == "bf16" and device.type in ("cpu", "cuda") and not multiplies_bf16(device):
         _LOG.warning(
             "training.precision is bf16, but this %s has no instruction for it and may be several times slower than "
             "in fp32; use fp32, or auto for what the device is made for",
-            "processor" if device.type == "cpu" else "device",
+            "processor" if device.type == "cpu" else "GPU",
         )
     return precision

@@ -176,16 +176,14 @@ def find_files(
         elif not os.path.lexists(item) and glob.has_magic(item):
             matches = sorted(glob.glob(item, recursive=True))
             found = [name for name in matches if os.path.isfile(name)]
-            if (
-                "**" not in item
-            ):  # as from a shell, which names the folders one by one; ** names what is in them
+            if "**" not in item:  # which names what is in folders; a shell names folders one by one
                 for folder in filter(os.path.isdir, matches):
                     found += [entry.path for entry in walk(folder, patterns, files.left_out)]
             if not found:
-                matched = (
+                found_none = (
                     "only folders without files that embedkit reads match" if matches else "no file matches"
                 )
-                raise InputError(item, f"{matched} the pattern")
+                raise InputError(item, f"{found_none} the pattern")
             files.paths += found
             tops.append(_plain_part(item))
         else:

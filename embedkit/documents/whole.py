@@ -43,7 +43,8 @@ _MOST_BITS = 14_000
 _FRONT_MATTER = re.compile(r"---[ \t]*\r?\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 _CHARSET = re.compile(rb"""<meta\s[^>]*charset\s*=\s*["']?([\w-]+)""", re.IGNORECASE)
 _CHARSET_WITHIN = 1024  # bytes, as browsers look for it
-_WESTERN = ("iso-8859-1", "latin1", "us-ascii", "ascii")  # all of which browsers read as windows-1252
+# All of which browsers read as windows-1252.
+_WESTERN = ("iso-8859-1", "latin1", "us-ascii", "ascii", "cp1252")
 _ENCODING = re.compile(r"windows-125\d|iso-8859-\d+|koi8-[ru]|euc-jp|iso-2022-jp")
 _WIDER = {  # what browsers read for an encoding: the one that most pages mean, which holds it
     **dict.fromkeys(_WESTERN, "cp1252"),
