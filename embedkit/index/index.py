@@ -18,6 +18,7 @@ from .build import change, transfer
 from .build.memory import DEFAULT_MAX_MEMORY
 from .build.settings import BuildSettings, Mode, Report, Written
 from .encoder import TextEncoder, check_encoder, check_reading, opened
+from .errors import IndexDamagedError
 from .search.device import check_device
 from .search.queries import Queries, are_vectors, query_texts, query_vectors
 from .search.searcher import PathLike, Searcher, encoded
@@ -25,6 +26,7 @@ from .search.verify import verify
 from .storage.faiss_index import AUTO
 from .storage.filters import Where
 from .storage.generation import open_generation
+from .storage.layout import current_name, manifest_at
 from .storage.manifest import Manifest, Metric, Raw
 from .storage.search_parameters import SearchParameters
 
@@ -354,6 +356,7 @@ class Index(Searcher):
             InputError: one of ``ids`` is not in the index, unless ``missing_ok``; nothing was deleted.
             ValueError: the condition is invalid, or not exactly one of the two is given.
         """
+        self._check_model()
         count = change.delete(self.path, ids, where, missing_ok=missing_ok)
         self.refresh()
         return count
@@ -375,8 +378,9 @@ class Index(Searcher):
             progress: called after each step.
 
         Returns:
-            Whether there was anything to fold.
+            Whether there was anything to fold, or in an index without documents to change.
         """
+        self._check_model()
         settings = BuildSettings(max_memory=max_memory, threads=self._threads)
         folded = change.compact(self.path, factory, settings, progress, language=language)
         self.refresh()
@@ -401,6 +405,7 @@ class Index(Searcher):
         parameters = SearchParameters.checked(nprobe, ef, rescore)
         if tuning is not None and not isinstance(tuning, dict):
             raise TypeError(f"tuning must be a dict, not {type(tuning).__name__}")
+        self._check_model()
         change.set_search_defaults(self.path, parameters, tuning)
         self.refresh()
 
@@ -458,9 +463,16 @@ class Index(Searcher):
             check_reading(self.path, encoder.get(), generation.manifest)
         return verify(generation, encoder.get() if sample else None, sample)
 
+    def _check_model(self) -> None:
+        """Refuse before anything is written what `refresh` would refuse afterwards: a closed index, another model."""
+        _, encoder = self._open_live()
+        with contextlib.suppress(FileNotFoundError, IndexDamagedError):  # the change reports it
+            encoder.check(manifest_at(self.path, current_name(self.path)))
+
     def _write(
         self, mode: Mode, documents: Iterable[Document], settings: BuildSettings, progress: Report | None
     ) -> Written:
+        self._open_generation()
         try:
             written = building.build(
                 self.path, documents, self.encoder, mode=mode, settings=settings, report=progress

@@ -15,12 +15,13 @@ import numpy as np
 from ...documents.errors import InputError
 from ...documents.passages import document_of
 from ..auto.tune import Tuned
-from ..errors import BuildError, IndexExistsError, ModelMismatchError
+from ..errors import BuildError, IndexExistsError, ModelMismatchError, ResumeError
 from ..search.prepared import check_search_parameters
 from ..several import several_ids
 from ..storage import faiss_index
 from ..storage.filters import Where
 from ..storage.generation import Generation, open_generation
+from ..storage.journal import read_journal
 from ..storage.layout import SEGMENTS_FOLDER, TOMBSTONES_FOLDER, Writer, current_name
 from ..storage.manifest import Manifest, Raw, SegmentEntry
 from ..storage.search_parameters import SearchParameters
@@ -60,6 +61,12 @@ def delete(root: Path, ids: str | Iterable[str] | None, where: Where | None, *, 
     if (ids is None) == (where is None):
         raise ValueError("give either the ids of the documents to delete or a condition (where)")
     with _changing(root, "deleting") as (writer, base):
+        state = read_journal(writer.journal)
+        if state is not None and state.header.mode == "reembed":
+            raise ResumeError(
+                f"{root}: an interrupted 'reembed' has encoded {state.rows} documents and needs them all; run it again "
+                "first (--restart, restart=True, discards what it has encoded)"
+            )
         rows = (
             _rows_of_ids(base, ids, missing_ok)
             if ids is not None
@@ -131,7 +138,7 @@ def compact(
         if language is not None:
             manifest = replace(manifest, language=check_language(language))
         current = base.has_words and language in (None, base.manifest.language)
-        if not base.segments or (whole and current and factory in (None, manifest.factory)):
+        if whole and current and factory in (None, manifest.factory):
             return False
         if factory is not None and factory != manifest.factory:
             kept: Raw = "none" if faiss_index.is_codes_alone(factory) else manifest.kept
@@ -140,6 +147,11 @@ def compact(
             manifest = replace(manifest, kept="int8")
         if factory is not None:  # they were measured on a different kind of index
             manifest = replace(manifest, nprobe=None, ef=None, rescore=None, tuning=None)
+        if not base.segments:  # what is added later is made as it says
+            if manifest == base.manifest:
+                return False
+            writer.publish(dated(manifest, writer.generation))
+            return True
         settings = replace(settings, factory=manifest.factory, kept=manifest.kept)
         entry = copy_segments(writer, base.segments, manifest, settings, report or (lambda _: None))
         name = entry.name

@@ -36,6 +36,8 @@ from .settings import BuildSettings, Progress, Report
 
 __all__ = ["IMPORTED", "export_faiss_file", "export_parquet_file", "import_faiss_file"]
 
+_AT_ONCE = 65_536  # vectors
+
 _ROWS_OF_A_GROUP = 8192  # of a parquet file
 
 IMPORTED = "imported"
@@ -60,6 +62,7 @@ def import_faiss_file(
             str(path),
             f"its vectors have {dimension} dimensions, the encoder's have {encoder.get_embedding_dimension()}",
         )
+    _check_finite(path, index)
     if metric == "cosine":
         _check_unit(path, index)
     with change_errors(root, "the import"), Writer(root, create=True) as writer:
@@ -147,6 +150,18 @@ def _number_rows(path: Path, ivf: Any) -> list[int] | None:
     ivf.set_direct_map_type(faiss.DirectMap.NoMap)
     own: list[int] = ids[order].tolist()
     return own
+
+
+def _check_finite(path: Path, index: Any) -> None:
+    """Refuse NaN and infinity in an index that keeps vectors unchanged: no search would find them."""
+    if not is_exact(index):
+        return
+    vectors = FaissVectors([index], [0, index.ntotal], index.d)
+    for begin in range(0, index.ntotal, _AT_ONCE):
+        block = vectors.gather(np.arange(begin, min(begin + _AT_ONCE, index.ntotal)))
+        wrong = np.flatnonzero(~np.isfinite(block).all(axis=1))
+        if len(wrong):
+            raise InputError(str(path), f"vector {begin + wrong[0]} holds NaN or infinity")
 
 
 def _check_unit(path: Path, index: Any) -> None:

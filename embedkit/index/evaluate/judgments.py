@@ -12,6 +12,7 @@ A relevance above 0 counts as relevant.
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -52,7 +53,12 @@ def read_judgments(queries: _PATH, qrels: _PATH) -> Judgments:
     Raises:
         InputError: a file cannot be read, a line is malformed, or no query has a relevant document.
     """
-    texts = {_query_id(document): document.text for document in Corpus([queries])}
+    texts: dict[str, str] = {}
+    for given in Corpus([queries]):
+        id = _query_id(given)
+        if id in texts:
+            raise InputError(given.origin, f"a second query has the id {id!r}")
+        texts[id] = given.text
     gains: dict[str, dict[str, float]] = {}
     for number, line in _lines(qrels):
         judged = _judgment(f"{os.fspath(qrels)}:{number}", line, first=number == 1)
@@ -90,13 +96,14 @@ def read_pairs(path: _PATH) -> Judgments:
             query, document = record.get("query"), record.get("id")
         else:
             query, _, document = line.partition("\t")
+            document = document.strip()
         if isinstance(document, int) and not isinstance(document, bool):
             document = str(document)
         if not isinstance(query, str) or not isinstance(document, str) or not query.strip() or not document:
             raise InputError(
                 origin, "expected a query and a document's id, tab-separated or as query and id in JSON"
             )
-        gains.setdefault(query, {})[document.strip()] = 1.0
+        gains.setdefault(query, {})[document] = 1.0
     if not gains:
         raise InputError(os.fspath(path), "contains no pairs")
     return Judgments(list(gains), list(gains.values()))
@@ -134,8 +141,11 @@ def _judgment(origin: str, line: str, *, first: bool) -> tuple[str, str, float] 
         fields = [parts[0], parts[-2], parts[-1]]
     query, document, relevance = fields
     try:
-        return str(query), str(document), float(relevance)  # type: ignore[arg-type]
+        gain = float(relevance)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         if first and not line.startswith("{"):
             return None
         raise InputError(origin, f"the relevance {relevance!r} is not a number") from None
+    if not math.isfinite(gain):
+        raise InputError(origin, f"the relevance {relevance!r} is not a number")
+    return str(query), str(document), gain

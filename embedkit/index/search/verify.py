@@ -79,6 +79,7 @@ def _encode_again(generation: Generation, encoder: TextEncoder, sample: int) -> 
         row = int(chosen[worst])
         raise IndexDamagedError(
             f"the vector of the document {documents[row].id!r} is not the one the model computes of its text "
-            f"(cosine {agreement[worst]:.4f}); build the index again"
+            f"(cosine {agreement[worst]:.4f}); build the index again. If vectors were given to the build (--vectors, "
+            "Document.vector), they need not be the model's: verify without --sample"
         )
     return len(chosen), float(agreement[worst])

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
+from ...documents.errors import InputError
 from ...documents.passages import document_of
 from ..errors import IndexDamagedError
 from ..words.analyzer import analyzer
@@ -35,6 +36,15 @@ Chosen = list[Bits]
 _CONDITIONS_KEPT = 8
 _IDS_AT_ONCE = 65_536
 _RESCORED_WHERE_MIXED = 4
+_MOST_WORDS = 64  # of a query that are scored
+
+
+def _rarest(counts: Sequence[int]) -> list[int]:
+    """Places of the words that are in the fewest documents, in order; those that are in none tell nothing."""
+    if len(counts) <= _MOST_WORDS:
+        return list(range(len(counts)))
+    rarest = sorted(range(len(counts)), key=lambda at: (not counts[at], counts[at]))
+    return sorted(rarest[:_MOST_WORDS])
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +229,9 @@ class Generation:
         documents = sum(segment.words.documents for segment in self.segments)
         length = sum(segment.words.length for segment in self.segments)
         counts = {language: [held[word] for word, _ in each] for language, each in forms.items()}
+        kept = {language: _rarest(each) for language, each in counts.items()}
+        counts = {language: [each[at] for at in kept[language]] for language, each in counts.items()}
+        words = [[own[at] for at in kept[language]] for own, language in zip(words, languages, strict=True)]
         weights = {language: [weight_of(one, documents) for one in each] for language, each in counts.items()}
         most = common_from(documents)
         rarest = (attainable([one for one in each if one < most], documents) for each in counts.values())
@@ -265,10 +278,20 @@ class Generation:
         """Segment number and row of each document with one of ``ids``.
 
         In an index of passages an id is that of a document, which stands for all its passages, or else of a passage.
+
+        Raises:
+            InputError: an id is both.
         """
         wanted = list(ids)
         found = {} if self.manifest.passages is None else self.find_passages(wanted)
-        others = self.find([name for name in wanted if name not in found])
+        others = self.find(wanted)
+        if both := sorted(found.keys() & others.keys()):
+            document, _, number = both[0].rpartition("#")
+            raise InputError(
+                "",
+                f"the id {both[0]!r} is that of a document, and of passage {number} of the document {document!r}; name "
+                "the second as a whole, or build the index with another id for the first",
+            )
         return {**found, **{name: [place] for name, place in others.items()}}
 
     def find(self, ids: Iterable[str]) -> dict[str, tuple[int, int]]:

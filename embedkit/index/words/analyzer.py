@@ -26,7 +26,7 @@ from .languages import NONE, stop_words
 
 __all__ = ["Analyzer", "analyzer", "create_table"]
 
-_MOST_WORDS = 64  # of a query
+_MOST_WORDS = 512  # of a query, of which `Generation.asked` takes the rarest
 _CACHED_STEMS = 65_536
 _LONGEST = 8192  # letters of a word that are kept: FTS5 cuts it at 32,768 bytes, even within a letter
 _MOST_MARKS = 1000  # of a letter in a script without spaces, so that pairs of them are shorter than that

@@ -19,6 +19,8 @@ import numpy as np
 import pytest
 from fake_encoder import FakeEncoder
 
+from embedkit import Encoder
+from embedkit.documents.passages import Passages
 from embedkit.index import (
     BuildError,
     Document,
@@ -27,6 +29,7 @@ from embedkit.index import (
     IndexExistsError,
     InputError,
     ModelMismatchError,
+    ResumeError,
 )
 from embedkit.index.build import change, transfer
 from embedkit.index.storage.generation import Generation, open_generation
@@ -36,6 +39,77 @@ from embedkit.index.storage.manifest import hash_file
 
 def documents(begin: int, end: int, word: str = "text") -> list[Document]:
     return [Document(f"{word} {n} of {n % 11}", f"k{n}", {"n": n}) for n in range(begin, end)]
+
+
+def test_what_a_closed_index_refuses_is_not_written(tmp_path: Path, encoder: FakeEncoder) -> None:
+    index = Index.build(tmp_path / "closed", documents(0, 5), encoder)
+    index.close()
+    calls: list[Callable[[], object]] = [
+        lambda: index.upsert([Document("new", "k1")]),
+        lambda: index.add([Document("new", "new")]),
+        lambda: index.delete(["k1"]),
+        lambda: index.compact(factory="HNSW16"),
+        lambda: index.set_search_defaults(nprobe=2),
+    ]
+    before = current_name(index.path)
+    for call in calls:
+        with pytest.raises(ValueError, match="the index is closed"):
+            call()
+        assert current_name(index.path) == before
+
+
+def test_an_index_that_another_has_encoded_again_is_not_changed(tmp_path: Path, encoder: FakeEncoder) -> None:
+    with Index.build(tmp_path / "index", documents(0, 5), encoder) as index:
+        index.search("text")
+        with Index.open(index.path, encoder) as other:
+            other.reembed(FakeEncoder("new", truncate_dim=20))
+        before = current_name(index.path)
+        for call in (lambda: index.delete(["k1"]), lambda: index.compact(language="german")):
+            with pytest.raises(ModelMismatchError):
+                call()
+            assert current_name(index.path) == before
+
+
+def test_an_interrupted_reembed_keeps_its_documents(tmp_path: Path, encoder: FakeEncoder) -> None:
+    class Stopped(FakeEncoder):
+        def encode_document(self, sentences: list[str], **options: Any) -> Any:
+            if len(sentences) < 2048:
+                raise KeyboardInterrupt
+            return super().encode_document(sentences, **options)
+
+    with Index.build(tmp_path / "index", documents(0, 3000), encoder) as index:
+        with pytest.raises(KeyboardInterrupt):
+            index.reembed(Stopped("new", truncate_dim=20))
+        with pytest.raises(
+            ResumeError, match=r"an interrupted 'reembed' has encoded .* documents and needs them all"
+        ):
+            index.delete(["k7"])
+        assert index.reembed(FakeEncoder("new", truncate_dim=20)).resumed > 0
+        assert index.delete(["k7"]) == 1
+
+
+def test_compact_of_no_documents_changes_what_comes_later(tmp_path: Path, encoder: FakeEncoder) -> None:
+    with Index.build(tmp_path / "index", documents(0, 5), encoder) as index:
+        index.delete(where="true")
+        index.compact()
+        assert index.compact(factory="HNSW16", language="german") and index.info()["factory"] == "HNSW16"
+        assert not index.compact(factory="HNSW16")
+        index.add(documents(0, 5))
+        assert index.compact(factory="HNSW16") is False
+        assert [entry.words.language for entry in index.generation.manifest.segments if entry.words] == [
+            "german"
+        ]
+
+
+def test_an_id_that_is_a_document_and_a_passage_is_refused(tmp_path: Path) -> None:
+    pages = [Document("One word after another. " * 30, "page"), Document("Another page.", "page#1")]
+    with Index.build(tmp_path / "index", pages, Encoder(), passages=Passages(40, 0)) as index:
+        for call in (index.delete, index.get):
+            with pytest.raises(
+                InputError, match=r"'page#1' is that of a document, and of passage 1 of .* 'page'"
+            ):
+                call(["page#1"])
+        assert index.delete(["page"]) == 1 and index.get(["page#1"])[0].text == "Another page."
 
 
 @pytest.fixture

@@ -16,11 +16,26 @@ from embedkit.index import (
     IndexExistsError,
     InputError,
 )
+from embedkit.index.storage.manifest import Metric
 
 
 def vectors(rows: int, dimension: int = 32) -> np.ndarray:
     array = np.random.default_rng(0).standard_normal((rows, dimension)).astype(np.float32)
     return array / np.linalg.norm(array, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot"])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_faiss_file_with_nan_is_refused(
+    tmp_path: Path, encoder: FakeEncoder, metric: Metric, wrong: float
+) -> None:
+    array = vectors(1000)
+    array[777, 3] = wrong
+    raw = faiss.IndexFlatIP(32)
+    raw.add(array)
+    faiss.write_index(raw, str(tmp_path / "in.faiss"))
+    with pytest.raises(InputError, match="vector 777 holds NaN or infinity"):
+        Index.import_faiss(tmp_path / "index", tmp_path / "in.faiss", encoder, metric=metric)
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "HNSW8", "IVF4,SQ8", "PCA16,Flat"])

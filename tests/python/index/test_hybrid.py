@@ -16,6 +16,24 @@ from embedkit.index import Document, Index
 from embedkit.index.search.hybrid import WORDS_WEIGHT, attainable, fuse
 
 
+@pytest.mark.parametrize(
+    "others",
+    [
+        " ".join(f"common{n}" for n in range(64)),
+        "一二三四五六七八九十" * 7,
+        " ".join(f"unknown{n}" for n in range(100)),
+    ],
+)
+def test_the_rarest_words_of_a_long_query_count(tmp_path: Path, encoder: FakeEncoder, others: str) -> None:
+    notes = [
+        " ".join(f"common{n}" for n in range(64)) + f" note {at} 一二三四五六七八九十" for at in range(20)
+    ]
+    with Index.build(tmp_path / "index", [*notes, "error code ERRZQX42 of the pump"], encoder) as index:
+        for query in (f"ERRZQX42 {others}", f"{others} ERRZQX42"):
+            best = index.search(query, k=1, hybrid=1.0)[0][0]
+            assert "ERRZQX42" in best.text
+
+
 def test_fused_scores_are_those_of_the_formula() -> None:
     found = fuse([(7, 0.9), (8, 0.5), (9, 0.4)], [(9, 4.0), (5, 1.0)], 0.6, 10)
     scores = {row: score for row, score, _ in found}

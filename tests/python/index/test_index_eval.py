@@ -30,6 +30,20 @@ def rankings_and_gains(seed: int) -> tuple[list[list[str]], list[dict[str, float
     return rankings, gains, ordered
 
 
+def test_what_cannot_be_judged_is_named(tmp_path: Path) -> None:
+    queries, qrels, pairs = (tmp_path / name for name in ("q.jsonl", "r.tsv", "p.jsonl"))
+    qrels.write_text("query-id\tcorpus-id\tscore\nq1\td1\tinf\n")
+    queries.write_text('{"_id": "q1", "text": "soup"}\n')
+    with pytest.raises(InputError, match=r"r\.tsv:2: the relevance 'inf' is not a number"):
+        read_judgments(queries, qrels)
+    qrels.write_text("q1\td1\t1\n")
+    queries.write_text('{"_id": "q1", "text": "soup"}\n{"_id": "q1", "text": "mail"}\n')
+    with pytest.raises(InputError, match=r"q\.jsonl:2: a second query has the id 'q1'"):
+        read_judgments(queries, qrels)
+    pairs.write_text('{"query": "soup", "id": " d 1"}\nmail\t d2 \n')
+    assert read_pairs(pairs).gains == [{" d 1": 1.0}, {"d2": 1.0}]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_figures_are_those_of_independent_implementations(seed: int) -> None:
     metrics = pytest.importorskip("sklearn.metrics")
