@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ...documents.errors import InputError
 from ...documents.passages import document_of
 from ..errors import IndexDamagedError
 from ..words.analyzer import analyzer
@@ -278,20 +277,10 @@ class Generation:
         """Segment number and row of each document with one of ``ids``.
 
         In an index of passages an id is that of a document, which stands for all its passages, or else of a passage.
-
-        Raises:
-            InputError: an id is both.
         """
         wanted = list(ids)
         found = {} if self.manifest.passages is None else self.find_passages(wanted)
-        others = self.find(wanted)
-        if both := sorted(found.keys() & others.keys()):
-            document, _, number = both[0].rpartition("#")
-            raise InputError(
-                "",
-                f"the id {both[0]!r} is that of a document, and of passage {number} of the document {document!r}; name "
-                "the second as a whole, or build the index with another id for the first",
-            )
+        others = self.find([name for name in wanted if name not in found])
         return {**found, **{name: [place] for name, place in others.items()}}
 
     def find(self, ids: Iterable[str]) -> dict[str, tuple[int, int]]:

@@ -19,8 +19,6 @@ import numpy as np
 import pytest
 from fake_encoder import FakeEncoder
 
-from embedkit import Encoder
-from embedkit.documents.passages import Passages
 from embedkit.index import (
     BuildError,
     Document,
@@ -99,17 +97,6 @@ def test_compact_of_no_documents_changes_what_comes_later(tmp_path: Path, encode
         assert [entry.words.language for entry in index.generation.manifest.segments if entry.words] == [
             "german"
         ]
-
-
-def test_an_id_that_is_a_document_and_a_passage_is_refused(tmp_path: Path) -> None:
-    pages = [Document("One word after another. " * 30, "page"), Document("Another page.", "page#1")]
-    with Index.build(tmp_path / "index", pages, Encoder(), passages=Passages(40, 0)) as index:
-        for call in (index.delete, index.get):
-            with pytest.raises(
-                InputError, match=r"'page#1' is that of a document, and of passage 1 of .* 'page'"
-            ):
-                call(["page#1"])
-        assert index.delete(["page"]) == 1 and index.get(["page#1"])[0].text == "Another page."
 
 
 @pytest.fixture
