@@ -173,13 +173,12 @@ def _with_formulas(docstring: str) -> str:
 
 def _training() -> str:
     """The tables of the papers, as far as they have been reproduced."""
-    from embedkit.training.table_text import claim_lines, precision_line, table_lines
+    from embedkit.training.table_text import claim_lines, note_text, table_lines
 
     tables = []
     for path in sorted((RESULTS / "training").glob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
-        note = " ".join(filter(None, (result["note"], precision_line(result))))
-        tables.append(f"### {result['title']}\n\n{note}\n")
+        tables.append(f"### {result['title']}\n\n{note_text(result)}\n")
         tables += [*table_lines(result)[1:], "", *claim_lines(result), ""]
         if path.with_suffix(".png").is_file():
             tables.append(f"![{result['title']}](figures/training/{path.stem}.png)\n")

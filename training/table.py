@@ -45,7 +45,7 @@ from pathlib import Path
 from typing import Any
 
 from .recipe import build, find_recipe, load_recipe
-from .table_text import claim_lines, precision_line, table_lines
+from .table_text import claim_lines, note_text, table_lines
 
 __all__ = ["Claim", "Run", "Spec", "Table", "collect", "list_tables", "load_table", "markdown", "measure"]
 
@@ -471,7 +471,7 @@ def markdown(results: Mapping[str, Any]) -> str:
             "",
             *claims,
             *([""] if claims else []),
-            " ".join(filter(None, (results["note"], precision_line(results)))),
+            note_text(results),
         ]
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["claim_lines", "precision_line", "table_lines"]
+__all__ = ["claim_lines", "note_text", "table_lines"]
 
 
 def table_lines(results: Mapping[str, Any]) -> list[str]:
@@ -46,15 +46,14 @@ def claim_lines(results: Mapping[str, Any]) -> list[str]:
     return ["What it shows, as differences of the means:", "", *lines] if lines else []
 
 
-def precision_line(results: Mapping[str, Any]) -> str:
-    """Which rows were trained in fp32, if others were in bf16; else empty."""
-    found = {
-        key.rpartition("-")[0]: run["precision"] for key, run in results["runs"].items() if "precision" in run
-    }
-    if len(set(found.values())) < 2:
-        return ""
-    names = [row["name"] for row in results["rows"] if found.get(row["run"]) == "fp32"]
-    return f"In fp32, on a processor without bf16: {'; '.join(names)}." if names else ""
+def note_text(results: Mapping[str, Any]) -> str:
+    """The note, and which rows have runs that were trained in fp32, if others were in bf16."""
+    made = {(key.rpartition("-")[0], run.get("precision")) for key, run in results["runs"].items()}
+    names = [row["name"] for row in results["rows"] if (row["run"], "fp32") in made]
+    note = str(results["note"])
+    if not names or all(precision != "bf16" for _, precision in made):
+        return note
+    return f"{note} In fp32, on a processor without bf16: {'; '.join(names)}."
 
 
 def _significance(difference: Mapping[str, Any]) -> str:

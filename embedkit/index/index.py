@@ -18,7 +18,6 @@ from .build import change, transfer
 from .build.memory import DEFAULT_MAX_MEMORY
 from .build.settings import BuildSettings, Mode, Report, Written
 from .encoder import TextEncoder, check_encoder, check_reading, opened
-from .errors import IndexDamagedError
 from .search.device import check_device
 from .search.queries import Queries, are_vectors, query_texts, query_vectors
 from .search.searcher import PathLike, Searcher, encoded
@@ -26,7 +25,6 @@ from .search.verify import verify
 from .storage.faiss_index import AUTO
 from .storage.filters import Where
 from .storage.generation import open_generation
-from .storage.layout import current_name, manifest_at
 from .storage.manifest import Manifest, Metric, Raw
 from .storage.search_parameters import SearchParameters
 
@@ -356,8 +354,8 @@ class Index(Searcher):
             InputError: one of ``ids`` is not in the index, unless ``missing_ok``; nothing was deleted.
             ValueError: the condition is invalid, or not exactly one of the two is given.
         """
-        self._check_model()
-        count = change.delete(self.path, ids, where, missing_ok=missing_ok)
+        accept = self._open_live()[1].check
+        count = change.delete(self.path, ids, where, missing_ok=missing_ok, accept=accept)
         self.refresh()
         return count
 
@@ -380,9 +378,9 @@ class Index(Searcher):
         Returns:
             Whether there was anything to fold, or in an index without documents to change.
         """
-        self._check_model()
+        accept = self._open_live()[1].check
         settings = BuildSettings(max_memory=max_memory, threads=self._threads)
-        folded = change.compact(self.path, factory, settings, progress, language=language)
+        folded = change.compact(self.path, factory, settings, progress, language=language, accept=accept)
         self.refresh()
         return folded
 
@@ -405,8 +403,7 @@ class Index(Searcher):
         parameters = SearchParameters.checked(nprobe, ef, rescore)
         if tuning is not None and not isinstance(tuning, dict):
             raise TypeError(f"tuning must be a dict, not {type(tuning).__name__}")
-        self._check_model()
-        change.set_search_defaults(self.path, parameters, tuning)
+        change.set_search_defaults(self.path, parameters, tuning, self._open_live()[1].check)
         self.refresh()
 
     def tune(
@@ -462,12 +459,6 @@ class Index(Searcher):
             check_positive("sample", sample)
             check_reading(self.path, encoder.get(), generation.manifest)
         return verify(generation, encoder.get() if sample else None, sample)
-
-    def _check_model(self) -> None:
-        """Refuse before anything is written what `refresh` would refuse afterwards: a closed index, another model."""
-        _, encoder = self._open_live()
-        with contextlib.suppress(FileNotFoundError, IndexDamagedError):  # the change reports it
-            encoder.check(manifest_at(self.path, current_name(self.path)))
 
     def _write(
         self, mode: Mode, documents: Iterable[Document], settings: BuildSettings, progress: Report | None

@@ -76,21 +76,11 @@ class DistillOptions:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        """Check what a recipe does not, or names by keys of its own."""
-        if self.dimension < 1:
-            raise ValueError(f"dimension must be positive, not {self.dimension}")
+        """Check what a recipe does not, or only later."""
         if wrong := [width for width in self.prefixes or () if not 0 < width < self.dimension]:
             raise ValueError(
                 f"prefixes: {wrong[0]} must be from 1 to below the {self.dimension} dimensions of the vectors"
             )
-        if self.max_length < 3:
-            raise ValueError(
-                f"max_length must leave room for a token between the special ones, not {self.max_length}"
-            )
-        for name in ("batch_tokens", "early_stopping"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be positive, not {value}")
         if self.index_precision not in ("int6", "int8", "fp32"):
             raise ValueError(f"index_precision must be int6, int8 or fp32, not {self.index_precision!r}")
         if not 0 <= self.whiten <= 1:

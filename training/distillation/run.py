@@ -31,16 +31,17 @@ from ...documents.readers import Corpus
 from ...documents.sources import STDIN
 from ...encoder import Encoder
 from ...inputs import check_unicode
-from ...model_folder.folder import SETTINGS_FILE
+from ...model_folder.folder import SETTINGS_FILE, open_folder
 from ...model_folder.json_file import read_json, write_json
 from ...model_folder.saving import compose_dense
+from .. import backbone
 from ..data.readers import read, root_folder
 from ..data.texts import Selection, TextWriter, distinct, text_keys
 from ..dev import DevSets
 from ..linear_map import whiten_partly
 from ..recipe import Recipe, recipe_of
 from ..run_folder import file_digest, last_checkpoint
-from ..teacher import TeacherOptions, open_encoder
+from ..teacher import TeacherOptions
 from ..trainer import train
 from ..whole_file import write_text, write_whole
 from .options import DistillOptions
@@ -153,13 +154,11 @@ def _check(teachers: Sequence[TeacherOptions], options: DistillOptions, output: 
     files = (output / "texts.jsonl", output / "held_out.jsonl")
     recipe = _recipe(teachers, options, given, files, name=output.resolve().name)
     DevSets(recipe.evaluation, root_folder(None))
-    widths = []
-    for teacher in teachers:
-        with open_encoder(teacher.path, precision=teacher.precision) as encoder:
-            widths.append(encoder.get_embedding_dimension())
-    if options.dimension > sum(widths):
+    folders = [open_folder(backbone.root_folder(teacher.path)) for teacher in teachers]
+    most = sum(folder.truncate_dim or folder.dimension for folder in folders)
+    if options.dimension > most:
         raise ValueError(
-            f"dimension is {options.dimension}, but the vectors of the teachers have {sum(widths)} dimensions; choose "
+            f"dimension is {options.dimension}, but the vectors of the teachers have {most} dimensions; choose "
             "at most so many (--dim), or add a teacher"
         )
 

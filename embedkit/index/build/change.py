@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,21 +46,30 @@ _T = TypeVar("_T")
 
 
 @contextlib.contextmanager
-def _changing(root: Path, what: str) -> Iterator[tuple[Writer, Generation]]:
-    """Lock the index at ``root`` for writing, and open its live generation."""
+def _changing(
+    root: Path, what: str, accept: Callable[[Manifest], None] = lambda _: None
+) -> Iterator[tuple[Writer, Generation]]:
+    """Lock the index at ``root``, and open its live generation, unless ``accept`` raises for its manifest."""
     with (
         change_errors(root, what),
         Writer(root) as writer,
-        contextlib.closing(open_generation(root, lambda _: None)) as base,
+        contextlib.closing(open_generation(root, accept)) as base,
     ):
         yield writer, base
 
 
-def delete(root: Path, ids: str | Iterable[str] | None, where: Where | None, *, missing_ok: bool) -> int:
-    """Delete documents, with all passages of each; see `Index.delete`. Returns how many."""
+def delete(
+    root: Path,
+    ids: str | Iterable[str] | None,
+    where: Where | None,
+    *,
+    missing_ok: bool,
+    accept: Callable[[Manifest], None],
+) -> int:
+    """Delete documents, with all passages of each; see `Index.delete`, and `_changing`. Returns how many."""
     if (ids is None) == (where is None):
         raise ValueError("give either the ids of the documents to delete or a condition (where)")
-    with _changing(root, "deleting") as (writer, base):
+    with _changing(root, "deleting", accept) as (writer, base):
         state = read_journal(writer.journal)
         if state is not None and state.header.mode == "reembed":
             raise ResumeError(
@@ -122,13 +131,14 @@ def compact(
     report: Report | None = None,
     *,
     language: str | None = None,
+    accept: Callable[[Manifest], None],
 ) -> bool:
     """Fold all segments into one without deleted documents; false if there was nothing to fold.
 
     ``factory`` and ``language`` are ``None`` for the index's own; of ``settings``, ``max_memory`` and ``threads``
-    are used.
+    are used. ``accept`` is as in `_changing`.
     """
-    with _changing(root, "compacting") as (writer, base):
+    with _changing(root, "compacting", accept) as (writer, base):
         manifest = base.manifest
         if factory == faiss_index.AUTO and manifest.factory in faiss_index.AUTOMATIC:
             factory = manifest.factory  # what `auto` meant for its model
@@ -284,9 +294,14 @@ def link_or_copy(source: str | os.PathLike[str], target: str | os.PathLike[str])
         shutil.copyfile(source, target)
 
 
-def set_search_defaults(root: Path, parameters: SearchParameters, tuning: dict[str, Any] | None) -> None:
-    """Store the default search parameters, and the measurements they were chosen from."""
-    with _changing(root, "storing the search defaults") as (writer, base):
+def set_search_defaults(
+    root: Path,
+    parameters: SearchParameters,
+    tuning: dict[str, Any] | None,
+    accept: Callable[[Manifest], None],
+) -> None:
+    """Store the default search parameters, and the measurements they were chosen from; ``accept``: `_changing`."""
+    with _changing(root, "storing the search defaults", accept) as (writer, base):
         _store_defaults(writer, base, parameters, tuning)
 
 
