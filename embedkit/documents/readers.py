@@ -39,7 +39,7 @@ from .document import Document, json_type
 from .errors import InputError, OnError
 from .folders import Files, Patterns, find_files
 from .sources import FORMATS, STDIN, Format, Source, csv_rows, format_of, tsv_rows
-from .whole import WHOLE, UnreadableError, not_utf8, read_whole
+from .whole import READ_IN_PARTS, WHOLE, UnreadableError, not_utf8, read_whole
 
 __all__ = ["FORMATS", "Corpus", "Format", "Names", "check_fields"]
 
@@ -249,7 +249,7 @@ class Corpus:
                 source.reject(line, str(error))
 
     def _whole(self, source: Source) -> Iterator[_Record]:
-        content = source.content()
+        content = source.seekable() if source.format in READ_IN_PARTS else source.content()
         if content is None:
             return
         try:

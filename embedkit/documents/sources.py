@@ -168,7 +168,7 @@ class Source:
         if self._packing == ".zst":
             import_pyarrow("reading .zst")
         self._files = ExitStack()
-        self._fraction = 0.0  # of a parquet file, which is not read sequentially
+        self._fraction = 0.0  # of a file that is not read sequentially
 
     def __enter__(self) -> Source:
         """Open the file."""
@@ -205,7 +205,7 @@ class Source:
 
     def position(self) -> int:
         """Bytes read of the file on disk (compressed ones, if it is); 0 if unknown."""
-        if self.format == "parquet":
+        if self.format in _NEVER_PACKED:
             return int(self._fraction * (self.size or 0))
         return 0 if self.size is None else self._raw.tell()
 
@@ -228,6 +228,17 @@ class Source:
             self.reject(1, f"the file is larger than {MAX_RECORD_BYTES >> 20} MiB{remedy}")
             return None
         return b"".join(parts)
+
+    def seekable(self) -> IO[bytes] | None:
+        """The file itself, to be read at any place, whatever its size; ``None`` if `content` has rejected it.
+
+        Standard input is read to its end first.
+        """
+        self._fraction = 1.0
+        if self._raw.seekable():
+            return self._raw
+        content = self.content()
+        return None if content is None else io.BytesIO(content)
 
     def lines(self) -> Iterator[tuple[int, str | None]]:
         """Number and content of each line, without its line ending; ``None`` for a rejected line."""

@@ -11,12 +11,13 @@ import re
 import zipfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import IO, Any
 
 from .errors import UnreadableError
 from .html_page import read_page
 
 __all__ = [
+    "READ_IN_PARTS",
     "WHOLE",
     "UnreadableError",
     "code_blocks",
@@ -30,8 +31,13 @@ __all__ = [
 WHOLE = ("text", "md", "html", "pdf", "docx")
 """Formats of one document per file; "text" is a ``.txt`` file read whole."""
 
+READ_IN_PARTS = ("pdf", "docx")
+"""Those of parts that lie anywhere in the file, of which most may be images: not read as one piece of memory."""
+
 _MODULES = {"pdf": ("pypdf", "pypdf"), "docx": ("docx", "python-docx")}
 _UTF16_BOMS = (b"\xff\xfe", b"\xfe\xff")
+_MOST_KEPT = 64 << 20
+"""Bytes of a PDF of which all parts that were read are kept; of a larger one those of the page."""
 _MOST_UNPACKED = 256 << 20
 _MOST_XML = 64 << 20
 """Bytes of a Word file's parts, all and those of XML, which takes many times as much memory: 64 MiB of zeros are packed
@@ -85,17 +91,21 @@ def import_reader(format: str) -> Any:
         ) from error
 
 
-def read_whole(format: str, content: bytes) -> tuple[str, dict[str, Any]]:
+def read_whole(format: str, content: bytes | IO[bytes]) -> tuple[str, dict[str, Any]]:
     """Text and metadata of a file.
+
+    Args:
+        format: one of `WHOLE`.
+        content: of the file; of those `READ_IN_PARTS` also the file, open and seekable.
 
     Raises:
         UnreadableError: it is damaged, encrypted, or not UTF-8.
         ImportError: a library is missing.
     """
-    if format == "pdf":
-        return _pdf(content)
-    if format == "docx":
-        return _docx(content)
+    if format in READ_IN_PARTS:
+        file = io.BytesIO(content) if isinstance(content, bytes) else content
+        return _pdf(file) if format == "pdf" else _docx(file)
+    assert isinstance(content, bytes)
     told = _charset(content) if format == "html" else None
     try:
         seven_bits = told == "iso-2022-jp" and b"\x1b" in content  # which is UTF-8 as well
@@ -212,13 +222,19 @@ def _as_json(value: Any) -> Any:
     return value.hex() if isinstance(value, bytes) else value
 
 
-def _pdf(content: bytes) -> tuple[str, dict[str, Any]]:
+def _pdf(file: IO[bytes]) -> tuple[str, dict[str, Any]]:
     pypdf = import_reader("pdf")
     try:
-        reader = pypdf.PdfReader(io.BytesIO(content))
+        reader = pypdf.PdfReader(file)
         if reader.is_encrypted and not reader.decrypt(""):
             raise UnreadableError("the PDF is protected by a password")
-        text = "\n\n".join(page.extract_text() for page in reader.pages).strip()
+        large = file.seek(0, io.SEEK_END) > _MOST_KEPT
+        texts = []
+        for page in reader.pages:
+            texts.append(page.extract_text())
+            if large:
+                reader.resolved_objects.clear()  # images among them
+        text = "\n\n".join(texts).strip()
         title = reader.metadata.title if reader.metadata else None
         pages = len(reader.pages)
     except UnreadableError:
@@ -235,17 +251,17 @@ def _pdf(content: bytes) -> tuple[str, dict[str, Any]]:
     return text, {"pages": pages, **({"title": str(title)} if title else {})}
 
 
-def _docx(content: bytes) -> tuple[str, dict[str, Any]]:
+def _docx(file: IO[bytes]) -> tuple[str, dict[str, Any]]:
     docx = import_reader("docx")
     try:
-        parts = zipfile.ZipFile(io.BytesIO(content)).infolist()
+        parts = zipfile.ZipFile(file).infolist()
         xml = sum(part.file_size for part in parts if part.filename.lower().endswith((".xml", ".rels")))
         if xml > _MOST_XML or sum(part.file_size for part in parts) > _MOST_UNPACKED:
             raise UnreadableError(
                 f"the Word file is larger than {_MOST_XML >> 20} MiB of XML or {_MOST_UNPACKED >> 20} MiB in all, "
                 "unpacked"
             )
-        document = docx.Document(io.BytesIO(content))
+        document = docx.Document(file)
         word = _Word(lambda paragraph: docx.text.paragraph.Paragraph(paragraph, document).style)
         lines = list(word.lines(document.element.body))
         for notes in _notes(document):

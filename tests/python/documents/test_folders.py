@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from embedkit.cli.main import main
-from embedkit.documents import InputError
+from embedkit.documents import InputError, sources, whole
 from embedkit.documents.folders import Patterns, find_files
 from embedkit.documents.readers import Corpus, Names
 from embedkit.index import Index
@@ -208,6 +208,22 @@ def test_pdf_and_word(tmp_path: Path) -> None:
     assert found["a.pdf"].text.split() == ["First", "page", "Second", "page"]
     assert found["a.pdf"].metadata == {"pages": 2, "title": "The title"}
     assert found["b.docx"].text == "# Chapter\n\nA paragraph.\n\n\tcell"
+
+
+def test_pdf_and_word_of_any_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import docx
+
+    monkeypatch.setattr(sources, "MAX_RECORD_BYTES", 100)
+    monkeypatch.setattr(whole, "_MOST_KEPT", 0)
+    (tmp_path / "library").mkdir()
+    pdf(tmp_path / "library" / "a.pdf", ["First page", "Second page"])
+    word = docx.Document()
+    word.add_paragraph("A paragraph.")
+    word.save(str(tmp_path / "library" / "b.docx"))
+    found = {document.id: document for document in Corpus([tmp_path / "library"])}
+    assert found["a.pdf"].text.split() == ["First", "page", "Second", "page"]
+    assert found["a.pdf"].metadata == {"pages": 2, "title": "The title"}
+    assert found["b.docx"].text == "A paragraph."
 
 
 @pytest.mark.parametrize("name", ["x.pdf", "x.docx", "x.md", "x.json"])
