@@ -7,6 +7,7 @@ import hmac
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -21,13 +22,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from . import openapi, page, routes
 from .errors import ApiError, busy, error_response, style_of
 from .search import search
-from .settings import host_name
+from .settings import host_name, web_origin
 from .state import State
 
 __all__ = ["create_app"]
 
 logger = logging.getLogger("embedkit.serve")
 
+_REFUSALS = frozenset({"queue_full", "memory_full", "too_many_connections"})  # that are counted
 _PROBES = frozenset({"/health", "/livez", "/readyz"})
 
 
@@ -62,6 +64,7 @@ def create_app(state: State) -> Starlette:
     app = Starlette(
         routes=list(table), middleware=middleware, exception_handlers={HTTPException: _as_api_error}
     )
+    app.router.redirect_slashes = False  # to http, whatever a proxy in front speaks
     app.state.shared = state
     return app
 
@@ -108,6 +111,8 @@ class _Gate:
             await self._app(scope, receive, send_and_note)
         except ApiError as error:
             status = error.status
+            if error.code in _REFUSALS:
+                self._metrics.rejected.labels(error.code).inc()
             if not begun:
                 await error_response(error, style_of(path))(scope, receive, send_and_note)
         except ClientDisconnect:
@@ -131,8 +136,16 @@ class _Gate:
             self._metrics.requests.labels(route, str(status)).inc()
             self._metrics.seconds.labels(route).observe(time.perf_counter() - begin)
 
+    def _is_known(self, origin: str, host: str, headers: Headers) -> bool:
+        """Whether pages of a web origin may call the server: given ones, and its own, also as proxies name it."""
+        origins = self._state.settings.origins
+        if "*" in origins or origin in origins or headers.get("sec-fetch-site") == "same-origin":
+            return True
+        with suppress(ValueError):  # "null", and what no browser sends
+            return web_origin(f"{origin.partition('://')[0]}://{host}") == web_origin(origin)
+        return False
+
     def _crowded(self) -> ApiError:
-        self._metrics.rejected.labels("connections").inc()
         error = busy("too many connections; try again later", 1, 503, "too_many_connections")
         error.headers["connection"] = "close"
         return error
@@ -144,13 +157,17 @@ class _Gate:
             ApiError: 401, no key or a wrong one; 403, a page of another site, or another name of this host.
         """
         settings = self._state.settings
-        host = headers.get("host", "")
-        if settings.hosts and host_name(host) not in settings.hosts:
+        host = headers.get("host")
+        # Browsers always send it, and pages of another site are all that the names guard against.
+        if host is not None and settings.hosts and host_name(host) not in settings.hosts:
             raise ApiError(403, f"the host {host!r} is not served; see --allow-host", code="host_not_allowed")
         origin = headers.get("origin")
-        known = "*" in settings.origins or origin in settings.origins
-        if origin is not None and not known and origin.partition("://")[2] != host:
-            raise ApiError(403, f"pages of {origin!r} may not call this server", code="origin_not_allowed")
+        if origin is not None and not self._is_known(origin, host or "", headers):
+            raise ApiError(
+                403,
+                f"pages of {origin!r} may not call this server; see --allow-origin",
+                code="origin_not_allowed",
+            )
         is_open = path in _PROBES or (path == "/" and method != "POST")  # they tell nothing
         if self._keys and not is_open:
             kind, _, key = headers.get("authorization", "").partition(" ")

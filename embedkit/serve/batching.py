@@ -122,7 +122,6 @@ class Batcher:
             job.charge = min(tokens, limits.queue_tokens // 4)
             full = self._charged + job.charge > limits.queue_tokens
             if waiting >= limits.queue_requests or (waiting and full):
-                self._metrics.rejected.inc()
                 raise busy(
                     f"the queue is full: {waiting} requests with {self._queued_tokens} tokens wait; try again later",
                     min(60.0, self._queued_tokens / self._rate),

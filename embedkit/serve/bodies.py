@@ -272,6 +272,9 @@ class SearchRequest(_Body):
         "has the words.",
     )
     explain: bool = Field(False, description="Say what the score of each hit of a hybrid search is made of.")
+    words: bool = Field(
+        False, description="List those words at the beginning of each hit's text that the query asks for."
+    )
     rerank: Annotated[bool | str, BeforeValidator(_rerank)] = Field(
         False, description="Order the hits by a reranker: true for the first, or its name."
     )

@@ -28,6 +28,9 @@ class _Queues(Protocol):
     def queues(self) -> Iterable[tuple[str, int, int]]:
         """Name, waiting requests and waiting tokens of each model."""
 
+    def searches(self) -> int:
+        """Searches that run or wait."""
+
 
 class _QueueCollector(Collector):
     """Reads the queues when it is asked, so that requests do not have to count."""
@@ -43,7 +46,10 @@ class _QueueCollector(Collector):
         for name, waiting, size in self._queues.queues():
             requests.add_metric([name], waiting)
             tokens.add_metric([name], size)
-        return [requests, tokens]
+        searches = GaugeMetricFamily(
+            "embedkit_searches", "Searches that run or wait", self._queues.searches()
+        )
+        return [requests, tokens, searches]
 
 
 class ModelMetrics:
@@ -52,7 +58,6 @@ class ModelMetrics:
     def __init__(self, metrics: Metrics, model: str) -> None:
         """Label the server's metrics with the name of a model."""
         self.waited = metrics.waited.labels(model)
-        self.rejected = metrics.rejected.labels("queue_full")
         self._texts = metrics.texts.labels(model)
         self._tokens = metrics.tokens.labels(model)
         self._batch_texts = metrics.batch_texts.labels(model)

@@ -64,6 +64,19 @@ class EmbeddingModel:
         else:  # an index's own
             encoder.encode(["warm up"])
 
+    @property
+    def info(self) -> dict[str, Any]:
+        """What ``/info`` says of it, in the fields of Text Embeddings Inference; not its place on this machine."""
+        about = {name: value for name, value in self.about.items() if name != "path"}
+        return {
+            "model_sha": about["fingerprint"],
+            "model_dtype": about["precision"],
+            "model_type": {"embedding": {"pooling": "+".join(about["pooling"])}},
+            "max_input_length": self.max_length,
+            "model": about,
+            "prompts": self.encoder.prompts,
+        }
+
     def _compute(self, key: Any, texts: list[str]) -> npt.NDArray[Any]:
         form: Form = key
         routed: dict[str, Any] = {} if form.task is None else {"task": form.task}
@@ -233,6 +246,12 @@ class Served(Generic[_M]):
     size: int = 0  # about how many bytes it takes; 0: not known before it is loaded
     loading: asyncio.Task[_M] | None = None  # which all requests wait for that came meanwhile
     aliases: list[str] = field(default_factory=list)
+    info: dict[str, Any] | None = None  # of an `EmbeddingModel`, once it has been loaded
+
+    def keep(self, loaded: _M) -> None:
+        """Serve it from ``loaded`` from now on."""
+        self.loaded = loaded
+        self.info = getattr(loaded, "info", None)
 
 
 class Memory:
@@ -357,7 +376,7 @@ class Pool(Generic[_M]):
             if loaded is not None:
                 model.size = loaded.bytes
                 if self._memory.fits(model.size):
-                    model.loaded = loaded
+                    model.keep(loaded)
                     continue
                 loaded.close()
             if limit is not None and model.size > limit:
@@ -411,7 +430,7 @@ class Pool(Generic[_M]):
         except ApiError:
             await asyncio.to_thread(loaded.close)
             raise
-        model.loaded = loaded
+        model.keep(loaded)
         return loaded
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -13,6 +14,7 @@ from .bodies import parse
 from .errors import ApiError, gone
 from .models import EmbeddingModel, Form, RerankModel
 from .settings import Limits, Settings
+from .state import State
 
 __all__ = ["check_count", "check_lengths", "check_pair_lengths", "hang_up_of", "prompt_of", "read", "task_of"]
 
@@ -27,6 +29,8 @@ _INPUT_TYPES = {
     "passage": "document",
 }
 _PARSED_HERE = 1 << 18  # bytes: about 2 ms; larger bodies are parsed on another thread
+_MOST_NUMBERS = 1 << 21  # of a body: parsing holds the interpreter, about 0.2 s for so many
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _DISCARDED = 256 << 20  # bytes of a refused body that are read, so that the client hears why
 
 
@@ -38,9 +42,40 @@ async def read(request: Request, kind: type[_B], limits: Limits) -> _B:
     """
     try:
         body = await _body(request, limits.body)
-        return parse(kind, body) if len(body) <= _PARSED_HERE else await asyncio.to_thread(parse, kind, body)
     except ClientDisconnect:
         raise gone() from None
+    if len(body) <= _PARSED_HERE:
+        return parse(kind, body)
+    async with State.of(request).parsing:  # one at a time: what is parsed takes many times its size
+        return await asyncio.to_thread(_parse_large, kind, body, limits)
+
+
+def _parse_large(kind: type[_B], body: bytes, limits: Limits) -> _B:
+    """A body as ``kind``, unless it has more parts than a request may have texts (`ApiError` 413).
+
+    Millions of them would hold the interpreter for seconds, and take gigabytes.
+    """
+    # a text of Cohere's documents has a list of its own, and fields
+    lists, strings = 2 * limits.texts + 1000, 8 * limits.texts + 1000
+    quotes = body.count(b'"')
+    many = quotes - body.count(b'\\"') > 2 * strings  # whatever the texts hold
+    if not many and (
+        quotes > 2 * strings or _brackets(body) > lists or body.count(b",") > _MOST_NUMBERS + strings
+    ):
+        rest, found = _STRING.subn(b"", body)
+        many = found > strings or _brackets(rest) > lists or rest.count(b",") - found - lists > _MOST_NUMBERS
+    if many:
+        raise ApiError(
+            413,
+            f"the body holds more than {limits.texts:,} texts with their fields, or {_MOST_NUMBERS:,} numbers; "
+            "send fewer a request",
+            code="too_many",
+        )
+    return parse(kind, body)
+
+
+def _brackets(body: bytes) -> int:
+    return body.count(b"[") + body.count(b"{")
 
 
 async def _body(request: Request, limit: int) -> bytes:

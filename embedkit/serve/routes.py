@@ -146,20 +146,11 @@ async def info(request: Request) -> Response:
     state = State.of(request)
     limits = state.settings.limits
     answer: dict[str, Any] = {}
-    served = next((one for one in state.embedders.distinct if one.loaded is not None), None)
-    if served is not None and served.loaded is not None:
-        model = served.loaded
-        about = {**model.encoder.describe(), "model": served.name}
-        del about["path"]
-        answer = {
-            "model_id": served.name,
-            "model_sha": about["fingerprint"],
-            "model_dtype": about["precision"],
-            "model_type": {"embedding": {"pooling": "+".join(about["pooling"])}},
-            "max_input_length": model.max_length,
-            "model": about,
-            "prompts": model.encoder.prompts,
-        }
+    served = next(iter(state.embedders.distinct), None)  # which answers requests that name none
+    if served is not None:
+        answer["model_id"] = served.name
+    if served is not None and served.info is not None:
+        answer |= {**served.info, "model": served.info["model"] | {"model": served.name}}
     answer |= {
         "max_concurrent_requests": limits.connections,
         "max_batch_tokens": limits.batch_tokens,

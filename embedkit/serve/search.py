@@ -19,7 +19,7 @@ from starlette.responses import Response
 from ..index import Hit, Index, IndexDamagedError
 from ..index.search.hits import passage_fields
 from ..index.storage.where import compile_where
-from ..index.words.analyzer import analyzer
+from ..index.words.analyzer import Analyzer, analyzer
 from ..index.words.languages import AUTO, NONE
 from .bodies import SearchRequest
 from .errors import ApiError, busy, gone
@@ -87,7 +87,7 @@ class SearchService:
         """Search ``index`` on threads of its own."""
         self.index = index
         self._pool = ThreadPoolExecutor(_THREADS, "embedkit-search")
-        self._running = 0
+        self.running = 0  # searches, waiting ones included
         self._refreshed = time.monotonic()
 
     def about(self) -> dict[str, Any]:
@@ -109,15 +109,15 @@ class SearchService:
         Raises:
             ApiError: 429, too many searches wait; 499, ``hang_up`` has returned; 400, 404: of the request.
         """
-        if self._running >= _WAITING:
+        if self.running >= _WAITING:
             raise busy("too many searches are waiting; try again later", 1)
         return await self._run(lambda left: self._search(body, k, left), hang_up)
 
     async def written(
         self,
+        body: SearchRequest,
         queries: list[str],
         found: list[list[Hit]],
-        explain: bool,
         hang_up: Callable[[], Awaitable[None]],
     ) -> bytes:
         """The hits of each query as JSON.
@@ -125,13 +125,13 @@ class SearchService:
         Raises:
             ApiError: 499, ``hang_up`` has returned.
         """
-        language = self.index.generation.manifest.language
-        return await self._run(lambda left: dumps(_rows(queries, found, language, explain, left)), hang_up)
+        words = _analyzer(self.index.generation.manifest.language) if body.words else None
+        return await self._run(lambda left: dumps(_rows(queries, found, body.explain, words, left)), hang_up)
 
     async def _run(self, work: Callable[[threading.Event], _T], hang_up: Callable[[], Awaitable[None]]) -> _T:
         """What ``work`` returns; it is not begun when nobody waits for it any more, and told so by its event."""
         left = threading.Event()
-        self._running += 1
+        self.running += 1
         waiting = self._pool.submit(work, left)
         done: asyncio.Future[_T] = asyncio.wrap_future(waiting)
         done.add_done_callback(self._ended)
@@ -148,7 +148,7 @@ class SearchService:
         raise gone()
 
     def _ended(self, work: asyncio.Future[Any]) -> None:
-        self._running -= 1
+        self.running -= 1
         if not work.cancelled():
             work.exception()  # read, so that one that nobody waits for any more is not logged
 
@@ -206,9 +206,10 @@ class SearchService:
                 logger.warning("the index is searched as it was: %s", error)
 
     def close(self) -> None:
-        """Finish running searches and close the index."""
-        self._pool.shutdown(cancel_futures=True)
+        """Close the index, which ends what still looks for documents, and wait for the threads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
         self.index.close()
+        self._pool.shutdown()
 
 
 async def search(request: Request) -> Response:
@@ -247,7 +248,7 @@ async def _answer(request: Request, body: SearchRequest, queries: list[str]) -> 
                 found[at] = [
                     replace(hits[i], rank=rank, score=float(scores[i])) for rank, i in enumerate(order, 1)
                 ]
-    return await state.search.written(queries, found, body.explain, hang_up)
+    return await state.search.written(body, queries, found, hang_up)
 
 
 def _fields(hit: Hit, explain: bool) -> dict[str, Any]:
@@ -266,23 +267,31 @@ def _fields(hit: Hit, explain: bool) -> dict[str, Any]:
 
 
 def _rows(
-    queries: list[str], found: list[list[Hit]], language: str, explain: bool, left: threading.Event
+    queries: list[str],
+    found: list[list[Hit]],
+    explain: bool,
+    words: Analyzer | None,
+    left: threading.Event,
 ) -> list[dict[str, Any]]:
     """The hits of each query as they are sent; none any more when whoever waited has ``left``."""
     data = []
-    try:
-        words = analyzer(NONE if language == AUTO else language)
-    except ImportError:  # of the language's stemmer
-        words = analyzer(NONE)
     for at, hits in enumerate(found):
-        query = queries[at] if queries else ""
-        shown = [
-            {**_fields(hit, explain), "words": words.found(query, hit.text)}
-            for hit in hits
-            if not left.is_set()
-        ]
+        shown = [_fields(hit, explain) for hit in hits]
+        if words is not None:
+            words_of = words.finder(queries[at] if queries else "")
+            for fields in shown:
+                if left.is_set():
+                    break
+                fields["words"] = words_of(fields["text"])
         data.append({"index": at, "hits": shown})
     return data
+
+
+def _analyzer(language: str) -> Analyzer:
+    try:
+        return analyzer(NONE if language == AUTO else language)
+    except ImportError:  # of the language's stemmer
+        return analyzer(NONE)
 
 
 def _check(body: SearchRequest, limits: Limits) -> list[str]:

@@ -22,6 +22,7 @@ __all__ = ["LOOPBACK", "bind", "run"]
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
+_OTHER_FILES = 256  # that are open beside the connections, such as an index's
 _SWITCH_SECONDS = 0.0005  # a worker thread waits this long for the interpreter, rather than 5 ms
 
 
@@ -84,6 +85,28 @@ def _bound(family: int, address: tuple[Any, ...], port: int, several: bool) -> s
     return made
 
 
+def _open_more_files(wanted: int) -> None:
+    """Raise the process's own limit of open files (1,024 in most shells) to ``wanted``, or warn."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    unlimited = resource.RLIM_INFINITY
+    if soft == unlimited or soft >= wanted:
+        return
+    most = wanted if hard == unlimited else min(wanted, hard)
+    if most > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < wanted:
+        logging.getLogger("embedkit.serve").warning(
+            "at most %d files may be open (ulimit -Hn), fewer than --max-connections needs (%d): further connections "
+            "are closed without an answer",
+            most,
+            wanted,
+        )
+
+
 def run(
     state: State,
     bound: list[socket.socket],
@@ -97,6 +120,7 @@ def run(
     ``ready`` is called once connections are accepted and signals are handled.
     """
     limits = state.settings.limits
+    _open_more_files(limits.connections + _OTHER_FILES)
     config = uvicorn.Config(
         create_app(state),
         http=guarded_protocol(limits, state.metrics),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ class State:
 
     Attributes:
         draining: whether it has been told to stop.
+        parsing: is held while a large body is parsed.
         created: when it was started, in seconds since 1970.
     """
 
@@ -44,6 +46,7 @@ class State:
         self._own = own
         self.metrics = metrics
         self.draining = False
+        self.parsing = asyncio.Semaphore(1)
         self.created = int(time.time())
         metrics.watch(self)
 
@@ -63,6 +66,10 @@ class State:
         """Name, waiting requests and waiting tokens of each loaded model."""
         for name, model in self._loaded():
             yield (name, *model.batcher.queued)
+
+    def searches(self) -> int:
+        """Searches that run or wait."""
+        return 0 if self.search is None else self.search.running
 
     def problem(self) -> str | None:
         """Why no requests should be sent here now; None if they should."""

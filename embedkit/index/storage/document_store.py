@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 import sqlite3
+import sys
 import threading
 import time
 import warnings
@@ -39,10 +40,10 @@ __all__ = ["DocumentReader", "DocumentWriter", "StoredDocument"]
 _TEXTS_OF_LANGUAGE = 1000
 
 _MOST_SECONDS = 20.0  # of a condition in one segment
-_STEPS = 1000  # of SQLite between two looks at the clock
-_MOST_REPLACED = (
-    1 << 20
-)  # characters by which replace() may lengthen a text: one step, which no clock can stop
+_STEPS = 100  # of SQLite between two looks at the clock
+# Of one step, which no clock can stop: characters by which replace() may lengthen a text, and bytes of a pattern.
+_MOST_REPLACED = 1 << 14
+_MOST_OF_PATTERN = 1000
 _FUNCTION_ACTIONS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION)
 
 _NO_JSON = (TypeError, ValueError, RecursionError)  # what json raises
@@ -352,6 +353,12 @@ def _stored(document_id: object, text: object, metadata: object) -> StoredDocume
 _NOT_JSON = "SELECT 1 FROM documents WHERE NOT json_valid(metadata) LIMIT 1"
 
 
+def _authorize(action: int, name: str | None, *_: str | None) -> int:
+    """Allow a condition to read this one table and nothing else."""
+    allowed = action in _FUNCTION_ACTIONS and (action != sqlite3.SQLITE_READ or name in _READABLE)
+    return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
+
+
 def _is_of_the_disk(error: Exception) -> bool:
     return isinstance(error, sqlite3.OperationalError) and str(error) in _DISK_ERRORS
 
@@ -360,58 +367,61 @@ class DocumentReader:
     """Reads ``documents.sqlite`` of a finished segment, from any thread.
 
     It has one connection behind a lock rather than one per thread: an open file outlives its name, so a reader
-    keeps its generation after a rebuild has removed the files, which a later thread could not open.
+    keeps its generation after a rebuild has removed the files, which a later thread could not open. Conditions, which
+    may take long, have a second one, so that other searches need not wait for them.
     """
 
     def __init__(self, path: Path, rows: int) -> None:
         """Open ``path``, which must hold ``rows`` documents (raises `IndexDamagedError` otherwise)."""
         self._path = path
         self._lock = threading.Lock()
-        self._restricted = False
-        # immutable: no locks, no journal, so that an index on a read-only medium opens
-        uri = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
+        self._condition_lock = threading.Lock()
+        self._closed = False
+        self._db = self._connect()
         try:
-            self._db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
-        except sqlite3.Error as error:
-            raise self.damaged(str(error)) from None
-        # a connection is in a cycle with its cache of statements: unclosed, it would wait for the garbage collector
-        weakref.finalize(self, self._db.close).atexit = False
+            self._conditions = self._connect()
+        except IndexDamagedError:
+            self._db.close()
+            raise
         try:
             last = self._db.execute("SELECT max(row) FROM documents").fetchone()[0]
             found = 0 if last is None else last + 1
             if found != rows:
                 raise self.damaged(f"holds {found} documents where the manifest says {rows}")
             # SQLite declares this table when it is first used, which a condition may not do
-            self._db.execute("SELECT value FROM json_each('[]')")
+            self._conditions.execute("SELECT value FROM json_each('[]')")
             # The connection keeps these where the garbage collector does not look: they must not hold the reader,
             # or one that is dropped unclosed would keep its file open forever.
-            this = weakref.ref(self)
-            self._db.create_function("replace", 3, _replace, deterministic=True)
-            self._db.set_authorizer(
-                lambda *action: sqlite3.SQLITE_DENY if (own := this()) is None else own._authorize(*action)
-            )
+            self._conditions.create_function("replace", 3, _replace, deterministic=True)
+            if sys.version_info >= (3, 11):
+                self._conditions.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, _MOST_OF_PATTERN)
+            self._conditions.set_authorizer(_authorize)
         except (sqlite3.Error, ValueError, IndexDamagedError) as error:  # ValueError: text that is not UTF-8
-            self._db.close()
+            self.close()
             raise error if isinstance(error, IndexDamagedError) else self._failed(error) from None
 
-    def _authorize(
-        self, action: int, name: str | None, _: str | None, __: str | None, ___: str | None
-    ) -> int:
-        """While a user's condition is compiled, allow reading this one table and nothing else."""
-        if not self._restricted or (
-            action in _FUNCTION_ACTIONS and (action != sqlite3.SQLITE_READ or name in _READABLE)
-        ):
-            return sqlite3.SQLITE_OK
-        return sqlite3.SQLITE_DENY
+    def _connect(self) -> sqlite3.Connection:
+        # immutable: no locks, no journal, so that an index on a read-only medium opens
+        uri = f"{self._path.absolute().as_uri()}?mode=ro&immutable=1"
+        try:
+            made = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+        except sqlite3.Error as error:
+            raise self.damaged(str(error)) from None
+        # a connection is in a cycle with its cache of statements: unclosed, it would wait for the garbage collector
+        weakref.finalize(self, made.close).atexit = False
+        return made
 
     def damaged(self, reason: str) -> IndexDamagedError:
         """The error that says what is wrong with this file."""
         return IndexDamagedError(f"{self._path}: {reason}; build the index again")
 
+    def _is_closed(self) -> ValueError:
+        return ValueError(f"{self._path}: the index is closed")
+
     def _failed(self, error: Exception) -> Exception:
         """What ``error`` of a query means: that the index was closed meanwhile, or that its disk or content fails."""
         if isinstance(error, sqlite3.ProgrammingError):
-            return ValueError(f"{self._path}: the index is closed")
+            return self._is_closed()
         if _is_of_the_disk(error):
             return OSError(f"{self._path}: {error}; check the disk, and try again")
         return self.damaged(str(error))
@@ -494,19 +504,20 @@ class DocumentReader:
 
     def _selected(self, sql: str, where: str) -> list[Any]:
         """The result of ``sql``, made from the condition ``where``: it reads documents only, and not for long."""
-        with self._lock:
-            self._restricted = True
+        with self._condition_lock:
             deadline = time.monotonic() + _MOST_SECONDS
             try:
-                self._db.set_progress_handler(lambda: time.monotonic() >= deadline, _STEPS)
-                return self._db.execute(sql).fetchall()
+                self._conditions.set_progress_handler(lambda: time.monotonic() >= deadline, _STEPS)
+                return self._conditions.execute(sql).fetchall()
             except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
-                if "malformed JSON" in str(error) and self._has_malformed_fields():
+                if "malformed JSON" in str(error) and self.query(_NOT_JSON):
                     raise self.damaged("the fields of a document are not JSON") from None
                 # A damaged file and a denied table are both a plain DatabaseError; the latter is the condition's.
                 denied = "prohibited" in str(error) or "not authorized" in str(error)
                 if not denied and (not isinstance(error, sqlite3.OperationalError) or _is_of_the_disk(error)):
                     raise self._failed(error) from None
+                if self._closed:
+                    raise self._is_closed() from None
                 if time.monotonic() >= deadline:
                     raise ValueError(
                         f"the condition {where[:200]!r} was stopped after {_MOST_SECONDS:.0f} s; simplify it"
@@ -516,18 +527,13 @@ class DocumentReader:
                 raise ValueError(f"invalid condition {where[:200]!r}: {problem}") from None
             finally:
                 with contextlib.suppress(sqlite3.ProgrammingError):  # it is closed
-                    self._db.set_progress_handler(None, 0)
-                self._restricted = False
-
-    def _has_malformed_fields(self) -> bool:
-        self._restricted = False
-        self._db.set_progress_handler(None, 0)
-        try:
-            return self._db.execute(_NOT_JSON).fetchone() is not None
-        except sqlite3.Error as error:
-            raise self._failed(error) from None
+                    self._conditions.set_progress_handler(None, 0)
 
     def close(self) -> None:
-        """Close the file."""
-        with contextlib.suppress(sqlite3.Error), self._lock:
-            self._db.close()
+        """Close the file; a condition that is being looked up ends with a `ValueError`."""
+        self._closed = True
+        with contextlib.suppress(sqlite3.Error):
+            self._conditions.interrupt()
+        for lock, connection in ((self._condition_lock, self._conditions), (self._lock, self._db)):
+            with contextlib.suppress(sqlite3.Error), lock:
+                connection.close()

@@ -202,21 +202,31 @@ class Analyzer:
             wanted.setdefault(one if self._stem is None else self._stem(one), one)
         return list(wanted.items())[:_MOST_WORDS]
 
-    def found(self, query: str, text: str) -> list[str]:
-        """The words of the beginning of ``text`` that ``query`` asks for, each in the form that it has first there."""
+    def finder(self, query: str) -> Callable[[str], list[str]]:
+        """Finds the words of the beginning of a text that the beginning of ``query`` asks for.
+
+        Each is in the form that it has first in the text.
+        """
         run, _, word = _patterns()
-        text = text[:_SEARCHED]
-        found = {one: None for one in run.findall(_folded(query)) if one in text}
-        words = iter(dict.fromkeys(word.findall(run.sub(" ", text))))
-        left = set(self.terms(query))
-        while left and (some := list(islice(words, _CUT_AT_ONCE))):
-            self._cut([cut for one in some for cut in self.words(one)])  # all at once, for what follows
-            for one in some:
-                terms = left.intersection(self.terms(one))
-                if terms:
-                    found[one] = None
-                    left -= terms
-        return list(found)
+        query = query[:_SEARCHED]
+        runs = run.findall(_folded(query))
+        terms = frozenset(self.terms(query))
+
+        def found(text: str) -> list[str]:
+            text = text[:_SEARCHED]
+            found = {one: None for one in runs if one in text}
+            words = iter(dict.fromkeys(word.findall(run.sub(" ", text))))
+            left = set(terms)
+            while left and (some := list(islice(words, _CUT_AT_ONCE))):
+                self._cut([cut for one in some for cut in self.words(one)])  # all at once, for what follows
+                for one in some:
+                    there = left.intersection(self.terms(one))
+                    if there:
+                        found[one] = None
+                        left -= there
+            return list(found)
+
+        return found
 
     def terms(self, query: str) -> list[str]:
         """The words of ``query`` as they are stored; one that is there in two forms is twice in the list."""

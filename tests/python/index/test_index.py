@@ -232,13 +232,19 @@ def test_a_failing_disk_is_no_damage(tmp_path: Path, encoder: FakeEncoder) -> No
         def set_progress_handler(self, *_: object) -> None:
             pass
 
+        def interrupt(self) -> None:
+            pass
+
+        close = interrupt
+
     with Index.build(tmp_path / "index", ["a", "b"], encoder) as index:
         documents = index.generation.segments[0].documents
-        whole, documents._db = documents._db, Failing()
+        whole = documents._db, documents._conditions
+        documents._db = documents._conditions = Failing()
         for search in (lambda: index.search("a"), lambda: index.search("a", where="id = 'a'")):
             with pytest.raises(OSError, match=r"documents\.sqlite: disk I/O error; check the disk, and try"):
                 search()
-        documents._db = whole
+        documents._db, documents._conditions = whole
         assert len(index.search("a")[0]) == 2
 
 

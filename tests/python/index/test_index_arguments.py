@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +86,38 @@ def test_a_condition_that_takes_too_long_is_stopped(index: Index, monkeypatch: p
     monkeypatch.setattr(document_store, "_STEPS", 1)
     with pytest.raises(ValueError, match="was stopped"):
         index.search("cat", where="n > 2")
+
+
+def test_a_slow_condition_holds_up_no_other_search(
+    tmp_path: Path, encoder: FakeEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+
+    def slow(text: str, *_: str) -> str:
+        begun.set()
+        time.sleep(0.05)
+        return text
+
+    monkeypatch.setattr(document_store, "_replace", slow)
+    index = Index.build(tmp_path / "index", [f"cat {n}" for n in range(400)], encoder)
+    with ThreadPoolExecutor(1) as pool:
+        slow_one = pool.submit(index.search, "cat", where="replace(text, 'a', 'b') = 'x'")
+        assert begun.wait(10)
+        assert len(index.search("cat 7", 3)[0]) == 3
+        assert not slow_one.done()
+        index.close()  # which ends it
+        with pytest.raises(ValueError, match="the index is closed"):
+            slow_one.result(10)
+
+
+def test_what_a_condition_looks_for_is_bounded(index: Index) -> None:
+    """SQLite compares a pattern, and looks for a text within one, at every place of the text, in one step."""
+    with pytest.raises(ValueError, match="invalid condition"):
+        index.search("cat", where="replace('aa', 'a', '" + "b" * 9000 + "') like 'b'")
+    if sys.version_info >= (3, 11):
+        with pytest.raises(ValueError, match="pattern too complex"):
+            index.search("cat", where=f"text like '%{'a' * 1000}'")
+    assert index.search("cat", where=f"text like '%{'a' * 900}'") == [[]]
 
 
 def test_metadata_nested_too_deeply_is_refused(tmp_path: Path, encoder: FakeEncoder) -> None:

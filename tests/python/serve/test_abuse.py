@@ -38,6 +38,37 @@ def request(body: bytes, *headers: str) -> bytes:
     return "\r\n".join(lines).encode() + body
 
 
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b'{"input": [%b""]}' % (b'"a",' * 200_000), 413),
+        (b'{"input": [%b[1]]}' % (b"[1]," * 200_000), 413),
+        (b'{"input": ["a"], "ignored": [%b{}]}' % (b"{}," * 100_000), 413),
+        (b'{"input": ' + b"[" * 1_000_000, 413),
+        (b'{"input": [[%b1]]}' % (b"1," * 3_000_000), 413),
+        (b'{"input": ["a"], "user": "%b"}' % (rb"[\"{, \\" * 100_000), 200),
+    ],
+)
+def test_a_body_of_more_parts_than_texts_is_not_parsed(
+    guarded: RunningServer, body: bytes, status: int
+) -> None:
+    answer = guarded.client.post("/v1/embeddings", content=body)
+    assert answer.status_code == status
+    if status == 413:
+        assert answer.json()["error"]["code"] == "too_many"
+
+
+def test_probes_of_http_1_0_name_no_host(guarded: RunningServer) -> None:
+    with guarded.connect() as connection:
+        connection.sendall(b"GET /livez HTTP/1.0\r\n\r\n")
+        assert read_all(connection).startswith(b"HTTP/1.1 200")
+
+
+def test_a_slash_at_the_end_is_another_path(guarded: RunningServer) -> None:
+    """A redirect would lead to http, whatever a proxy in front speaks."""
+    assert guarded.post("/embed/", {"inputs": "a"}).status_code == 404
+
+
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/emb", b"GET / HTTP/1.1\r\nHost: local", b"\r\n\r\n\r\n"])
 def test_a_head_that_does_not_end(guarded: RunningServer, sent: bytes) -> None:
     begin = time.monotonic()

@@ -167,7 +167,7 @@ def test_beyond_the_connections_health_is_told_and_the_rest_refused() -> None:
 
     asyncio.run(check())
     text = state.metrics.text().decode()
-    assert 'embedkit_rejected_total{reason="connections"} 2.0' in text
+    assert 'embedkit_rejected_total{reason="too_many_connections"} 2.0' in text
     assert 'embedkit_requests_total{route="/info",status="503"} 1.0' in text
 
 

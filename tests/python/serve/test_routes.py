@@ -13,6 +13,7 @@ import pytest
 from running_server import RunningServer, eventually
 
 from embedkit import CrossEncoder, Encoder
+from embedkit.serve.models import weights_bytes
 
 QUERY = "the weather today"
 TEXTS = ["people stay out", "the weather is lovely", "", "now and the weather is lovely today"]
@@ -159,6 +160,22 @@ def test_info_names_what_runs(searching: RunningServer) -> None:
     assert "/" not in str({**info, "model_type": None})  # no path of the machine
 
 
+def test_info_is_of_the_model_that_requests_get(start: Callable[..., RunningServer], tmp_path: Path) -> None:
+    """Those that name none, whether it is loaded or not."""
+    models = [tmp_path / name for name in ("one", "two")]
+    for path in models:
+        Encoder().save(path)
+    size = weights_bytes(models[0], "int8")
+    given = [part for path in models for part in ("--model", f"{path.name}={path}")]
+    with start(*given, "--max-memory", f"{size * 3 // 2}") as running:
+        for name in ("two", "one", "two"):
+            answer = running.post("/v1/embeddings", {"input": "a", "model": name})
+            assert answer.status_code == 200
+            info = running.client.get("/info").json()
+            assert info["model_id"] == info["model"]["model"] == "one"
+            assert info["max_input_length"] == 512
+
+
 def test_health_is_apart_from_liveness(server: RunningServer) -> None:
     for path in ("/health", "/readyz", "/livez"):
         assert server.client.get(path).json() == {"status": "ok"}
@@ -199,6 +216,14 @@ def test_no_cors_and_no_foreign_pages_by_default(
     assert "access-control-allow-origin" not in response.headers
     assert server.post("/v1/embeddings", {"input": "a"}, headers={"origin": server.url}).status_code == 200
     assert server.client.get("/info", headers={"host": "rebound.example.org"}).status_code == 403
+    for headers, status in (
+        ({"host": "localhost:443", "origin": "https://localhost"}, 200),  # behind a proxy that speaks TLS
+        ({"host": "localhost:8443", "origin": "https://localhost"}, 403),
+        ({"host": "localhost", "origin": "null"}, 403),
+        ({"origin": "https://search.example.org", "sec-fetch-site": "same-origin"}, 200),
+        ({"origin": "https://search.example.org", "sec-fetch-site": "cross-site"}, 403),
+    ):
+        assert server.post("/v1/embeddings", {"input": "a"}, headers=headers).status_code == status
     with start("--allow-origin", "https://example.org", "--allow-host", "*") as running:
         response = running.post("/v1/embeddings", {"input": "a"}, headers={"origin": "https://example.org"})
         assert response.headers["access-control-allow-origin"] == "https://example.org"

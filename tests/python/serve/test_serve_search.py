@@ -112,13 +112,13 @@ def test_reranked(searching: RunningServer, index_folder: Path, reranker: Path) 
 
 def test_words_found() -> None:
     english, none = Analyzer("english"), Analyzer("none")
-    assert none.found("Café sky  blue", "The SKY over cafe; skyline, sky") == ["SKY", "cafe"]
-    assert none.found("", "text") == []
-    assert english.found("restart the server", "the end of restarting servers; a server") == [
+    assert none.finder("Café sky  blue")("The SKY over cafe; skyline, sky") == ["SKY", "cafe"]
+    assert none.finder("")("text") == []
+    assert english.finder("restart the server")("the end of restarting servers; a server") == [
         "restarting",
         "servers",
     ]
-    assert none.found("日本 family", "家族: 日本語の本, a family") == ["日本", "family"]
+    assert none.finder("日本 family")("家族: 日本語の本, a family") == ["日本", "family"]
 
 
 def test_words_are_found_in_the_beginning_of_a_text_and_cut_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,10 +128,10 @@ def test_words_are_found_in_the_beginning_of_a_text_and_cut_together(monkeypatch
     monkeypatch.setattr(analyzer._Cutter, "_cut", lambda self, words: cuts.append(words) or cut(self, words))
     none = Analyzer("none")
     text = " ".join(f"word{number}" for number in range(5000))
-    assert none.found("sky word1 word400 word4999", text) == ["word1", "word400"]
+    assert none.finder("sky word1 word400 word4999")(text) == ["word1", "word400"]
     assert len(cuts) < 10
     cuts.clear()
-    assert none.found("word1 word2", text) == ["word1", "word2"]
+    assert none.finder("word1 word2")(text) == ["word1", "word2"]
     assert len(cuts) == 2  # of the query, and of the first words alone
 
 
@@ -140,10 +140,13 @@ class _Slow:
 
     calls = 0
 
-    def found(self, query: str, text: str) -> list[str]:
-        self.calls += 1
-        time.sleep(0.02)
-        return [query]
+    def finder(self, query: str) -> Callable[[str], list[str]]:
+        def found(text: str) -> list[str]:
+            self.calls += 1
+            time.sleep(0.02)
+            return [query]
+
+        return found
 
 
 @pytest.fixture
@@ -169,7 +172,7 @@ def test_hits_are_written_within_the_timeout(service: SearchService, slow: _Slow
         state = State(Settings(Limits(timeout=timeout)), nothing, nothing, service, Metrics())
         transport = httpx.ASGITransport(create_app(state))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            return await client.post("/v1/search", json={"query": "text", "k": k})
+            return await client.post("/v1/search", json={"query": "text", "k": k, "words": True})
 
     answer = asyncio.run(ask(3, 60)).json()
     assert [hit["words"] for hit in answer["data"][0]["hits"]] == [["text"]] * 3
@@ -179,6 +182,23 @@ def test_hits_are_written_within_the_timeout(service: SearchService, slow: _Slow
     assert late.json()["error"]["code"] == "timeout"
     service.close()  # waits for what runs
     assert slow.calls < 100
+
+
+def test_searches_that_wait_are_counted(service: SearchService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedkit.serve.search._WAITING", 0)
+    nothing: Pool[Any] = Pool([], Memory(None))
+    state = State(Settings(Limits()), nothing, nothing, service, Metrics())
+    service.running = 3
+
+    async def ask() -> str:
+        transport = httpx.ASGITransport(create_app(state))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            assert (await client.post("/v1/search", json={"query": "text"})).status_code == 429
+            return (await client.get("/metrics")).text
+
+    text = asyncio.run(ask())
+    assert "embedkit_searches 3.0" in text
+    assert 'embedkit_rejected_total{reason="queue_full"} 1.0' in text
 
 
 def test_a_server_without_a_reranker_says_so(service: SearchService) -> None:
@@ -245,7 +265,7 @@ def test_hits_are_not_written_for_a_client_that_has_gone(service: SearchService,
     async def write() -> None:
         asyncio.get_running_loop().call_later(0.2, gone.set)
         with pytest.raises(ApiError, match="the client closed"):
-            await service.written(["text"], found, False, hang_up)
+            await service.written(SearchRequest(words=True), ["text"], found, hang_up)
 
     asyncio.run(write())
     service.close()
