@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from .data.checks import normalized
 from .evaluate.vectors import TextEncoder, encode_distinct, highest
 
 __all__ = ["MineOptions", "Mined", "PairScorer", "mine_negatives"]
@@ -70,6 +71,8 @@ class MineOptions:
                 raise ValueError(f"{name} is {limit}; give a number")
         if self.negatives < 1:
             raise ValueError(f"negatives={self.negatives}: give 1 or more")
+        if self.seed < 0:
+            raise ValueError(f"seed={self.seed}: give 0 or more")
         if self.range_min < 0:
             raise ValueError(f"range_min={self.range_min}: give 0 or more")
         if self.candidates - self.range_min < self.negatives:
@@ -131,8 +134,8 @@ def mine_negatives(
     """Find hard negatives for pairs by exact search.
 
     Args:
-        pairs: anchor and positive; all positives of an anchor that occurs in several pairs are excluded from its
-            negatives.
+        pairs: anchor and positive. A text's negatives are neither itself nor a positive of one of its pairs, in any
+            spelling that `normalized` takes for the same (case, white space, Unicode's forms).
         encoder: encodes anchors with ``encode_query`` and the corpus with ``encode_document`` if it has them.
         options: see `MineOptions`.
         corpus: further texts that may be negatives; the positives of all pairs always are.
@@ -145,9 +148,17 @@ def mine_negatives(
         raise ValueError("there are no pairs to mine negatives for")
     texts = list(dict.fromkeys([*corpus, *(positive for _, positive in pairs)]))
     number = {text: i for i, text in enumerate(texts)}
+    alike: dict[str, list[int]] = {}
+    for i, text in enumerate(texts):
+        alike.setdefault(normalized(text), []).append(i)
     positives: dict[str, dict[int, None]] = {}
+    answers: dict[
+        str, set[str]
+    ] = {}  # of each anchor in any spelling, as is the anchor: what is no negative of it
     for anchor, positive in pairs:
         positives.setdefault(anchor, {})[number[positive]] = None
+        same = normalized(anchor)
+        answers.setdefault(same, {same}).add(normalized(positive))
     anchors = list(positives)
     queries = encode_distinct(encoder, anchors, getattr(encoder, "encode_query", None)).unit
     documents = encode_distinct(encoder, texts, getattr(encoder, "encode_document", None)).unit
@@ -159,7 +170,7 @@ def mine_negatives(
         for anchor, row in zip(anchors[start : start + _BLOCK], similarity, strict=True):
             own = np.fromiter(positives[anchor], np.int64)
             known = {int(i): float(row[i]) for i in own}
-            row[[*own, *([number[anchor]] if anchor in number else [])]] = -np.inf
+            row[[i for text in answers[normalized(anchor)] for i in alike.get(text, [])]] = -np.inf
             near = _nearest(row, options.candidates)
             scores = {int(i): float(row[i]) for i in near}
             if cross_encoder is not None and scores:

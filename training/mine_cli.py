@@ -24,6 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--positive", default="positive", help="column of the positives (default: positive)")
     parser.add_argument("--corpus", type=Path, help="file of further texts that may be negatives")
     parser.add_argument("--corpus-column", default="text", help="its column (default: text)")
+    parser.add_argument(
+        "--skip-blank", action="store_true", help="leave out pairs with a blank text, which stop it otherwise"
+    )
     parser.add_argument("--negatives", type=int, default=1, help="of each pair (default: 1)")
     parser.add_argument("--range-min", type=int, default=0, help="nearest negatives to skip (default: 0)")
     parser.add_argument("--range-max", type=int, help="nearest texts to consider")
@@ -56,6 +59,8 @@ def run(options: argparse.Namespace) -> int:
     if not options.output.absolute().parent.is_dir():
         raise FileNotFoundError(f"{options.output}: its folder does not exist; create it first")
     for given in (options.pairs, options.corpus):
+        if given is not None and not given.is_file():
+            raise FileNotFoundError(f"{given}: no such file")
         if (
             given is not None
             and given.exists()
@@ -75,10 +80,15 @@ def run(options: argparse.Namespace) -> int:
         seed=options.seed,
     )
     columns = {"anchor": options.anchor, "positive": options.positive}
-    table = read({"path": str(options.pairs), "columns": columns}, root=Path())
+    pairs_source = {"path": str(options.pairs), "columns": columns, "skip_blank": options.skip_blank}
+    table = read(pairs_source, root=Path())
     corpus: Sequence[str] = ()
     if options.corpus is not None:
-        source = {"path": str(options.corpus), "columns": {"text": options.corpus_column}}
+        source = {
+            "path": str(options.corpus),
+            "columns": {"text": options.corpus_column},
+            "skip_blank": True,
+        }
         corpus = read(source, root=Path()).texts("text")
     pairs = list(zip(table.texts("anchor"), table.texts("positive"), strict=True))
     if options.output.suffix == ".tsv":

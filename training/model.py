@@ -200,6 +200,11 @@ class SentenceModel(nn.Module):
                     self.projection.bias.copy_(tensors.get("linear.bias", torch.zeros(wanted.dimension)))
             return
 
+    @property
+    def similarity_fn_name(self) -> str:
+        """By which its vectors are compared, as `Encoder.similarity_fn_name`."""
+        return self.settings.similarity_fn_name or "cosine"
+
     def add_prompts(self) -> None:
         """Add the prompts of the options to those of the backbone's folder, or put them in their place.
 

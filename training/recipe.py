@@ -51,7 +51,8 @@ class TrainingOptions:
         precision: ``fp32``, or ``bf16`` or ``fp16`` for mixed precision (autocast; the weights stay fp32; fp16 scales
             the loss), or ``auto``: bf16 where the processor or the GPU has instructions for it, else fp32.
         gradient_checkpointing: compute each layer's activations again in the backward pass, to save memory.
-        no_duplicates: no batch holds a text twice, since in-batch negatives would be wrong.
+        no_duplicates: no batch holds a text twice, since in-batch negatives would be wrong; a text that is in more
+            examples than there are batches is warned of.
         workers: processes that prepare batches ahead; 0 prepares them between the steps.
         eval_steps: steps between dev scores and between checkpoints, or a fraction of the training if below 1.
         early_stopping: stop after this number of dev scores (``evaluation.select``) without improvement; None
@@ -337,6 +338,11 @@ def recipe_of(content: dict[str, Any], name: str, where: str) -> Recipe:
             raise ValueError(
                 "a postprocess step trains nothing: leave out training.epochs and training.max_steps"
             )
+        for task, source in recipe.data.items() if postprocess is not None else ():
+            if other := sorted(set(source.get("prompts") or {}) - {"text"}):
+                raise ValueError(f"data.{task}: prompts names {other[0]!r}; a postprocess step reads text")
+            if source.get("weighted_fraction") is not None:
+                raise ValueError(f"data.{task}: weighted_fraction is for training; use balanced_fraction")
         if postprocess is not None and (evaluation.dev or evaluation.holdout):
             raise ValueError(
                 "evaluation.dev is scored by an objective, and the recipe has none; use sts_dev or test"

@@ -26,8 +26,6 @@ from .whole_file import write_text
 
 __all__ = ["alone", "claim", "facts", "file_digest", "finish", "last_checkpoint"]
 
-_BEGINNING = 1 << 20  # bytes
-
 
 @contextlib.contextmanager
 def alone(output: Path) -> Iterator[None]:
@@ -123,12 +121,14 @@ def _data_files(recipe: Recipe) -> Iterator[str]:
 
 
 def file_digest(path: Path) -> str | None:
-    """What tells a file from another without reading gigabytes: its size and its beginning; None if there is none."""
+    """What tells a file's content from another; None if there is none."""
     if not path.is_file():
         return None
+    content = hashlib.sha256()
     with path.open("rb") as file:
-        beginning = hashlib.sha256(file.read(_BEGINNING)).hexdigest()
-    return f"{path.stat().st_size} bytes, {beginning}"
+        while part := file.read(1 << 20):
+            content.update(part)
+    return f"{path.stat().st_size} bytes, {content.hexdigest()}"
 
 
 def facts(recipe: Recipe, tables: Mapping[str, Table], checks: dict[str, Any], device: str) -> dict[str, Any]:

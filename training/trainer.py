@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import math
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import transformers
 from transformers.trainer_callback import TrainerCallback, TrainerState
@@ -152,6 +154,8 @@ def _train(
             "sentence vectors; use a smaller batch_size and gradient_accumulation"
         )
     objective = kind(encoder, recipe.objective, tables)
+    if objective.similarity is not None:
+        encoder.settings = dataclasses.replace(encoder.settings, similarity_fn_name=objective.similarity)
     for section, given in (("data", tables), ("evaluation.dev", dev)):
         for task, table in given.items():
             objective.check(f"{section}.{task}", task, table)
@@ -184,7 +188,8 @@ def _postprocess(
     """Apply the post-processing step of a recipe, then score and write the model."""
     sets = DevSets(recipe.evaluation, root)
     checks = _check_data(recipe, lambda task, table: ("text",), tables, {}, root=root, sets=sets)
-    model = step.apply(recipe.model, Chain(table.texts("text") for table in tables.values()))
+    prompts = [(source.get("prompts") or {}).get("text", "") for source in recipe.data.values()]
+    model = step.apply(recipe.model, Chain((table.texts("text") for table in tables.values()), prompts))
     result = facts(recipe, tables, checks, "cpu") | {
         **_dev_pairs(sets),
         "steps": 0,
@@ -218,6 +223,23 @@ def _curve(history: list[dict[str, Any]]) -> list[dict[str, float]]:
         for entry in history
         if (scores := _scores_of(entry))
     ]
+
+
+def _tell_crowded(task: str, texts: npt.NDArray[np.int64], batch_size: int) -> None:
+    """Warn where ``training.no_duplicates`` cannot be kept."""
+    rows = np.sort(texts, 1)
+    first = np.ones(rows.shape, bool)
+    first[:, 1:] = rows[:, 1:] != rows[:, :-1]
+    batches = math.ceil(len(rows) / batch_size)
+    crowded = int((np.bincount(rows[first]) > batches).sum())
+    if crowded:
+        _LOG.warning(
+            "data.%s: %s texts are in more examples than there are batches (%s), so that some batch holds them twice, "
+            "whatever no_duplicates says; use a smaller training.batch_size",
+            task,
+            f"{crowded:,}",
+            f"{batches:,}",
+        )
 
 
 @dataclass(frozen=True)
@@ -363,6 +385,8 @@ class _Run:
         texts = self.examples.text_numbers(task) if self.recipe.training.no_duplicates else None
         fraction = self.recipe.data[task].get("weighted_fraction")
         if fraction is None:
+            if texts is not None and self.is_main:
+                _tell_crowded(task, texts, self.recipe.training.batch_size)
             return TaskRows(np.arange(span.start, span.stop), texts=texts)
         weights = balanced_weights(table["label"])
         draws = max(1, round(fraction * len(table)))

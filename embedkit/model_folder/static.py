@@ -126,7 +126,9 @@ class StaticFiles:
             return np.ones(rows, np.float32)
         if file.dtype(name) != "F32" or file.shape(name) != (rows,):
             raise ValueError(f"{self.path}: tensor {name!r} must hold {rows} F32 numbers")
-        return file[name]
+        scale = file[name]
+        self._check_finite(name, scale)
+        return scale
 
     def _weights(self, file: SafetensorsFile) -> Array:
         weights = file.numbers("weights").astype(np.float32)

@@ -18,6 +18,7 @@ from .tokenizer_files import TokenizerSettings, added_token, check_types, damage
 __all__ = ["Tokenizer", "changes_beside", "load_tokenizer"]
 
 _CHUNK = 128  # texts passed to `tokenizers` at once: Ctrl-C waits until it returns
+_NO_PANIC = (KeyboardInterrupt, SystemExit, GeneratorExit)
 _ENDED = ("GemmaTokenizer", "LlamaTokenizer")  # of transformers 4, with a template of settings
 _ENDED_BY_CODE = ("Qwen2Tokenizer",)  # by code of the model's own: gte-Qwen2
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -55,14 +56,24 @@ class Tokenizer:
 
         Raises:
             TypeError: a text is not str.
-            ValueError: a text contains a lone surrogate.
+            ValueError: a text contains a lone surrogate, or the `tokenizers` package fails.
         """
         if self.core is not None:
             return self.core.encode_batch(list(texts))
         ids: list[list[int]] = []
         for start in range(0, len(texts), _CHUNK):
             chunk = list(texts[start : start + _CHUNK])
-            encodings = self._other.encode_batch_fast(chunk, add_special_tokens=False)
+            try:
+                encodings = self._other.encode_batch_fast(chunk, add_special_tokens=False)
+            except (TypeError, *_NO_PANIC):
+                raise
+            except (
+                BaseException
+            ) as error:  # the package raises Exception; its panics derive from BaseException
+                raise ValueError(
+                    f"the tokenizers package fails on one of texts[{start}:{start + len(chunk)}] with the model's "
+                    f"tokenizer.json: {error}"
+                ) from error
             ids += [encoding.ids for encoding in encodings]
         return ids
 
@@ -444,9 +455,9 @@ def _load_other(
     try:
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
         tokenizer.add_tokens([tokenizers.AddedToken(**token) for token in missing])
-    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+    except _NO_PANIC:
         raise
-    except BaseException as error:  # the package raises Exception; its panics derive from BaseException
+    except BaseException as error:
         raise damaged(path, str(error)) from None
     tokenizer.no_truncation()
     tokenizer.no_padding()

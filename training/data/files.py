@@ -42,9 +42,9 @@ class Rows:
     of: Callable[[Sequence[str]], Iterator[tuple[int, Sequence[Any]]]]
 
     def __post_init__(self) -> None:
-        """Refuse a header that names a column twice."""
+        """Refuse a header that names a column twice; spreadsheets write several without a name."""
         for name in self.header:
-            if self.header.count(name) > 1:
+            if name and self.header.count(name) > 1:
                 raise ValueError(f"{self.origin}: two columns are named {name!r}; rename one")
 
 
@@ -111,6 +111,8 @@ def _whole(
     origin: str, header: list[str], records: Iterator[tuple[int, list[str]]]
 ) -> Iterator[tuple[int, list[str]]]:
     for number, row in records:
+        if row == [""] and len(header) > 1:  # an empty line
+            continue
         if len(row) != len(header):
             raise ValueError(
                 f"{origin}:{number}: {len(row)} columns where the header has {len(header)}; repair the row "

@@ -133,7 +133,7 @@ class _Spec:
 
     def fields(self, header: Sequence[str], origin: str) -> dict[str, str]:
         """Field -> column of the file; checks that every column exists."""
-        fields = self.columns if self.columns is not None else {name: name for name in header}
+        fields = self.columns if self.columns is not None else {name: name for name in header if name}
         for name in (*fields.values(), *self.where):
             if name not in header:
                 raise ValueError(
@@ -205,7 +205,12 @@ def read(
     if not len(table):
         source = spec.get("path", spec.get("dataset"))
         where = dict(spec.get("where") or {})
-        remedy = f"loosen `where`: {where}" if where else "it has a header and no rows; give data"
+        if rows.blank:
+            remedy = f"{rows.blank:,} have a blank text, which `skip_blank` leaves out"
+        elif where:
+            remedy = f"loosen `where`: {where}"
+        else:
+            remedy = "it has a header and no rows; give data"
         raise ValueError(f"{source}: no row is left; {remedy}")
     if "exclude" in spec:
         table = _without(table, read(spec["exclude"], root=root, folder=folder))
@@ -316,7 +321,11 @@ def _checked(spec: Mapping[str, Any]) -> _Spec:
     return _Spec(
         None if columns is None else {str(name): str(column) for name, column in columns.items()},
         {
-            str(name): frozenset(map(str, allowed if isinstance(allowed, list) else [allowed]))
+            str(name): frozenset(
+                text
+                for value in (allowed if isinstance(allowed, list) else [allowed])
+                for text in _spellings(value)
+            )
             for name, allowed in where.items()
         },
         None if labels is None else {str(label): i for i, label in enumerate(labels)},
@@ -325,11 +334,17 @@ def _checked(spec: Mapping[str, Any]) -> _Spec:
     )
 
 
+def _spellings(value: Any) -> tuple[str, ...]:
+    """A value of ``where`` as files may write it: true and false of YAML in lower case as well."""
+    return (str(value), str(value).lower()) if isinstance(value, bool) else (str(value),)
+
+
 class _Columns:
-    """Collects the columns of a source."""
+    """Collects the columns of a source; ``blank`` rows were left out."""
 
     def __init__(self, spec: _Spec, folder: Path | None) -> None:
         self._spec, self._folder = spec, folder
+        self.blank = 0
         self._columns: dict[str, TextWriter | array[Any]] = {}
 
     def collect(self, source: Rows, most: int | None = None) -> None:
@@ -358,7 +373,8 @@ class _Columns:
             for value, (column, convert, append) in zip(values[len(where) :], readers, strict=True):
                 if value is ABSENT:
                     raise ValueError(
-                        f"{origin}:{line}: no field {column!r}, which the first line has; add it"
+                        f"{origin}:{line}: no field {column!r}, which the first line has; add it, or leave out rows "
+                        "without a text by `skip_blank: true`"
                     )
                 try:
                     append(convert(value))
@@ -367,6 +383,7 @@ class _Columns:
             count += 1
             if count == most:
                 break
+        self.blank += blank
         if blank:
             _LOG.info("%s: %d rows with a blank text are left out", origin, blank)
 
@@ -422,14 +439,17 @@ def _converter(name: str, spec: _Spec) -> Callable[[Any], Any]:
 
 
 def _is_blank(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and (not value or value.isspace()))
+    return value is None or value is ABSENT or (isinstance(value, str) and (not value or value.isspace()))
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{value!r:.80} is not a text; leave it out of `columns`, or repair the row")
     if _is_blank(value):
-        raise ValueError("the text is empty; repair the row, or skip such rows with `skip_blank: true`")
+        raise ValueError(
+            "the text is empty; repair the row, or leave such rows out: `skip_blank: true` of a recipe's source, "
+            "--skip-blank of mine"
+        )
     if not value.isascii():
         try:
             value.encode()

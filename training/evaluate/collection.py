@@ -64,7 +64,7 @@ def read_collection(spec: Mapping[str, Any], root: Path) -> Collection:
 
     Args:
         spec: ``queries`` (columns query_id, text), ``documents`` (doc_id, text) and ``judgments`` (query_id, doc_id,
-            rel: 1 or higher is relevant, as in TREC), each a file of `embedkit.training.data.files` or a mapping of
+            rel: above 0 is relevant, as a gain), each a file of `embedkit.training.data.files` or a mapping of
             ``path`` and ``columns``, from these names to those of the file.
         root: folder to which the paths are relative.
 
@@ -84,6 +84,8 @@ def read_collection(spec: Mapping[str, Any], root: Path) -> Collection:
             gain = float(rel)
         except ValueError:
             raise ValueError(f"{origin}: rel is {rel!r}; give a number") from None
+        if not math.isfinite(gain):
+            raise ValueError(f"{origin}: rel is {rel!r}; give a finite number")
         if gain > 0 and documents[document].strip():
             gains.setdefault(query, {})[document] = gain
     if not gains:
@@ -93,14 +95,17 @@ def read_collection(spec: Mapping[str, Any], root: Path) -> Collection:
 
 
 def collection_quality(encoder: TextEncoder, collection: Collection) -> RetrievalResult:
-    """nDCG@10 and MRR@10 of exact search by cosine.
+    """nDCG@10 and MRR@10 of exact search by cosine, or by the dot product if that is the encoder's similarity.
 
     Queries are encoded with ``encode_query`` and documents with ``encode_document`` if the encoder has them, so that a
     model gets its prompts.
     """
-    queries = encode_distinct(encoder, collection.queries.values(), getattr(encoder, "encode_query", None))
+    unit = getattr(encoder, "similarity_fn_name", "cosine") != "dot"
+    queries = encode_distinct(
+        encoder, collection.queries.values(), getattr(encoder, "encode_query", None), unit=unit
+    )
     documents = encode_distinct(
-        encoder, collection.documents.values(), getattr(encoder, "encode_document", None)
+        encoder, collection.documents.values(), getattr(encoder, "encode_document", None), unit=unit
     )
     row = {key: number for number, key in enumerate(collection.documents)}
     gains = [

@@ -135,8 +135,8 @@ def rank_quality(
     ranking. MRR@10 is the mean of 1 / rank of the first relevant document, 0 below rank 10.
 
     Args:
-        queries: (q, dim) unit vectors.
-        documents: (n, dim) unit vectors.
+        queries: (q, dim) vectors, of length 1 for the cosine.
+        documents: (n, dim) vectors likewise.
         gains: for each query, row of a relevant document -> gain above 0. Queries without one are excluded from
             the means, as in trec_eval.
         exclude: for each query, the row of a document to exclude from its ranking.

@@ -23,7 +23,7 @@ class Vectors:
     """Unit vectors of distinct texts.
 
     Attributes:
-        unit: (distinct texts, dim), float32, each row of length 1.
+        unit: (distinct texts, dim), float32, each row of length 1, unless it was asked for as it is.
         row: text -> row of ``unit``.
     """
 
@@ -56,7 +56,11 @@ def highest(values: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.int64
 
 
 def encode_distinct(
-    encoder: TextEncoder, texts: Iterable[str], encode: Callable[[list[str]], Any] | None = None
+    encoder: TextEncoder,
+    texts: Iterable[str],
+    encode: Callable[[list[str]], Any] | None = None,
+    *,
+    unit: bool = True,
 ) -> Vectors:
     """Encode every distinct text once, all in one call.
 
@@ -64,6 +68,7 @@ def encode_distinct(
         encoder: named in messages.
         texts: may repeat.
         encode: the method of ``encoder`` to call; None for ``encode``.
+        unit: give the vectors length 1; else they stay as they are.
 
     Raises:
         ValueError: the encoder returned another shape than (n, dim), or a vector that is zero or contains NaN or
@@ -83,8 +88,8 @@ def encode_distinct(
         raise ValueError(
             f"{_name(encoder)} returned vectors of {vectors.dtype}; evaluate its floating-point vectors"
         )
-    unit = vectors.astype(np.float32)
-    norms = np.linalg.norm(unit, axis=1, keepdims=True)
+    found = vectors.astype(np.float32)
+    norms = np.linalg.norm(found, axis=1, keepdims=True)
     for wrong, what in ((~np.isfinite(norms), "holds NaN or infinity"), (norms == 0, "is zero")):
         if wrong.any():
             first = int(np.flatnonzero(wrong)[0])
@@ -92,8 +97,9 @@ def encode_distinct(
                 f"{_name(encoder)}: the vector of texts[{first}] {what} "
                 f"({int(wrong.sum())} of {len(distinct)} are so); the text is {distinct[first][:80]!r}"
             )
-    unit /= norms
-    return Vectors(row, unit)
+    if unit:
+        found /= norms
+    return Vectors(row, found)
 
 
 def _name(encoder: TextEncoder) -> str:

@@ -54,6 +54,7 @@ class Objective(nn.Module, ABC):
         encoder: the model to train and write: a `SentenceModel`, or another module with ``tokenizer_folder``,
             ``autocast`` and ``save``.
         options: an instance of `Options`.
+        similarity: by which the model's vectors are compared, as its folder then says; None: as those of its backbone.
         pipeline_tag, usage: for the model card: the Hub's name of the task, and an example in which ``{path}`` is
             the folder.
         tasks: the names of the recipe's tasks; a batch's ``task`` is an index into them.
@@ -65,6 +66,7 @@ class Objective(nn.Module, ABC):
     fields: tuple[str, ...] = ("text1", "text2")
     minimized: ClassVar[tuple[str, ...]] = ()
     drop_last: ClassVar[bool] = False
+    similarity: str | None = None
     encoder: Any
     pipeline_tag: ClassVar[str] = "sentence-similarity"
     usage: ClassVar[str] = (

@@ -87,6 +87,8 @@ class Multi(Objective):
             del loss._modules["encoder"]
             object.__setattr__(loss, "encoder", encoder)
             self.losses[task] = loss
+        similarities = {loss.similarity for loss in self.losses.values()}
+        self.similarity = similarities.pop() if len(similarities) == 1 else None
         # by number: torch refuses some names of tasks, such as "train"
         self.losses_of_tasks = nn.ModuleList(self.losses.values())
 

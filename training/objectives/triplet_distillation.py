@@ -51,6 +51,7 @@ class TripletDistillation(VectorLoss):
 
     Options: ClassVar[type[Any]] = TripletDistillationOptions
     options: TripletDistillationOptions
+    similarity = "dot"
 
     def __init__(
         self, encoder: SentenceModel, options: TripletDistillationOptions, tables: Mapping[str, Table]
@@ -58,6 +59,10 @@ class TripletDistillation(VectorLoss):
         """See `Objective`."""
         super().__init__(encoder, options, tables)
         self.fields = ("anchor", "positive", *negative_fields(options.negatives))
+
+    def compare(self, vectors: Tensor) -> Tensor:
+        """See `VectorLoss.compare`."""
+        return dot_scores(vectors)
 
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
         """The teacher's logits. Of dev data, whose scores need none, nothing."""

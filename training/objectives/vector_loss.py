@@ -81,19 +81,22 @@ class VectorLoss(Objective):
     ) -> dict[str, Tensor]:
         """See `Objective.forward`; in inference mode without the loss, whose targets dev data may lack."""
         vectors = self.encode(input_ids, cu_seqlens)
-        cosine = functional.cosine_similarity(vectors[0], vectors[1:], dim=-1)  # (fields - 1, batch)
         if torch.is_inference_mode_enabled():
-            return {"cosine": cosine.t()}
+            return {"similarity": self.compare(vectors)}
         widths = (*self.options.matryoshka, vectors.shape[-1])
         loss = torch.stack([self.loss(vectors[..., :width], targets) for width in widths]).mean()
-        return {"loss": loss, "cosine": cosine.t()}
+        return {"loss": loss, "similarity": self.compare(vectors)}
+
+    def compare(self, vectors: Tensor) -> Tensor:
+        """The similarities (batch, fields - 1) of the first text with the others, by which dev data are scored."""
+        return functional.cosine_similarity(vectors[0], vectors[1:], dim=-1).t()
 
     def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
         """The share of examples whose positive is nearer than all hard negatives; empty without hard negatives."""
         if len(self.fields) < 3:
             return {}
-        cosine = outputs["cosine"]
-        return {"accuracy": 100 * float((cosine[:, 0] > cosine[:, 1:].max(1)).mean())}
+        similarity = outputs["similarity"]
+        return {"accuracy": 100 * float((similarity[:, 0] > similarity[:, 1:].max(1)).mean())}
 
 
 @dataclass(frozen=True)
@@ -125,4 +128,4 @@ class ScoredPairs(VectorLoss):
 
     def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
         """Spearman's correlation of the cosine with the score."""
-        return {"spearman": spearman(outputs["cosine"][:, 0], arrays["label"])}
+        return {"spearman": spearman(outputs["similarity"][:, 0], arrays["label"])}

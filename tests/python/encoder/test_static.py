@@ -210,6 +210,13 @@ def test_static_describe_and_refusals(tokenizer: Path, tmp_path: Path) -> None:
         ({"embeddings": table().astype(np.float64)}, "is F64"),
         ({"embeddings": table()[0]}, "expected \\(tokens, dimension\\)"),
         ({"embeddings": table() * np.float32(np.inf)}, "not finite"),
+        (
+            {
+                "embeddings": table().astype(np.int8),
+                "embeddings_scale": np.full(18, np.nan, np.float32),
+            },
+            "'embeddings_scale' holds values that are not finite",
+        ),
         ({"embeddings": table(5), "mapping": np.full(18, 5)}, "integers from 0 to 4"),
         ({"embeddings": table(), "weights": np.ones(3)}, "'weights' has 3 entries for 18 tokens"),
     ],

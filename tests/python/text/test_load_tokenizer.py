@@ -46,6 +46,31 @@ def content() -> dict[str, Any]:
     return json.loads(wordpiece().to_str())
 
 
+def test_a_panic_of_tokenizers_is_an_error(tmp_path: Path) -> None:
+    """Of added tokens that take the same blanks; its panics are no `Exception`."""
+    flags = {"single_word": False, "normalized": False, "special": True}
+    content = {
+        "version": "1.0",
+        "added_tokens": [
+            {"id": 2, "content": "<m>", "lstrip": False, "rstrip": True, **flags},
+            {"id": 3, "content": "  ", "lstrip": True, "rstrip": False, **flags},
+        ],
+        "pre_tokenizer": {"type": "Whitespace"},
+        "model": {
+            "type": "WordLevel",
+            "vocab": {"[UNK]": 0, "a": 1, "<m>": 2, "  ": 3},
+            "unk_token": "[UNK]",
+        },
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    loaded = load_tokenizer(tmp_path, static=True)
+    assert loaded.core is None and loaded.encode_batch(["a"]) == [[1]]
+    with pytest.raises(ValueError, match=r"the tokenizers package fails on one of texts\[0:2\]"):
+        loaded.encode_batch(["a", "<m>   a"])
+    with pytest.raises(TypeError):
+        loaded.encode_batch([5])  # type: ignore[list-item]
+
+
 def ids_of(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     return [e.ids for e in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 

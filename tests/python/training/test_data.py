@@ -76,6 +76,23 @@ def test_rows_with_blank_texts_are_skipped_if_asked(tmp_path: Path, caplog: pyte
         read({"path": str(path), "skip_blank": 1})
 
 
+def test_a_row_of_json_without_a_text_is_blank(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"a": "x", "b": "y"}\n{"a": "z"}\n{"a": "u", "b": "v"}\n')
+    with pytest.raises(ValueError, match=r"a\.jsonl:2: no field 'b', .*`skip_blank: true`"):
+        read({"path": str(path)})
+    assert list(read({"path": str(path), "skip_blank": True})["b"]) == ["y", "v"]
+
+
+def test_tables_as_spreadsheets_write_them(tmp_path: Path) -> None:
+    """Columns without a name, empty lines at the end, and true in lower case."""
+    (tmp_path / "a.csv").write_text("a,b,,\nx,true,,\ny,false,,\n")
+    table = read({"path": str(tmp_path / "a.csv"), "where": {"b": True}})
+    assert (table.names, list(table["a"])) == (("a", "b"), ["x"])
+    (tmp_path / "a.tsv").write_text("a\tb\nx\ty\n\n")
+    assert list(read({"path": str(tmp_path / "a.tsv")})["a"]) == ["x"]
+
+
 def test_root_txt_several_files_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_text("\ufeffone\n\ntwo\r\n", encoding="utf-8")
     (tmp_path / "b.txt").write_text("three", encoding="utf-8")
@@ -103,7 +120,8 @@ def test_root_txt_several_files_limit(tmp_path: Path, monkeypatch: pytest.Monkey
             "no column 'premises' (did you mean 'premise'?)",
         ),
         ("a\nx\n", {"where": {"b": 1}}, "no column 'b'"),
-        ("a\nx\n", {"where": {"a": "y"}}, "no row is left"),
+        ("a\nx\n", {"where": {"a": "y"}}, "no row is left; loosen `where`"),
+        ("a\tb\n \tx\n", {"skip_blank": True}, "no row is left; 1 have a blank text"),
         ("a\nx\n", {"colums": {}}, "no key 'colums' (did you mean 'columns'?)"),
         ("a\nx\n", {"limit": 0}, "limit is 0"),
         ("a\nx\n", {"streaming": "yes"}, "streaming is 'yes'; give true or false"),

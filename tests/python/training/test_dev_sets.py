@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -201,6 +202,10 @@ def test_scores_of_a_mapped_model_are_those_of_its_folder(
     result = train(recipe, tmp_path / "run")
     sets = DevSets(recipe.evaluation, Path())
     assert result["dev"] == pytest.approx(sets.scores(Encoder(tmp_path / "run" / "model")), abs=1e-4)
+    source = {**recipe.data["texts"], "prompts": {"text": "water "}}
+    train(dataclasses.replace(recipe, data={"texts": source}), tmp_path / "prompted")
+    mapped = [Encoder(tmp_path / name / "model").encode("the day") for name in ("run", "prompted")]
+    assert np.abs(mapped[0] - mapped[1]).max() > 1e-3  # fitted on other texts
 
 
 def test_held_out_examples_may_share_what_is_no_text(make_model: Callable[..., Path], tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -153,7 +154,24 @@ def test_random_negatives_are_drawn_from_the_range() -> None:
     assert found.rows != mine_negatives(PAIRS, Known(), other, corpus=EXTRA).rows
 
 
+def test_another_spelling_of_a_positive_is_no_negative(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["Soup.", " soup.", "SOUP.", "soup?", "What  eat", "rain"]
+    monkeypatch.setattr(
+        sys.modules[__name__], "VECTORS", {text: np.array([1, n / 9]) for n, text in enumerate(texts)}
+    )
+    VECTORS["what eat"] = VECTORS["who"] = np.array([1, 0])
+    pairs = [("what eat", "Soup."), ("What  eat", "rain"), ("who", " soup.")]
+    found = mine_negatives(pairs, Known(), MineOptions(), corpus=["SOUP.", "soup?", "What  eat"])
+    assert found.rows == [
+        ("what eat", "Soup.", "soup?"),
+        ("What  eat", "rain", "soup?"),
+        ("who", " soup.", "soup?"),
+    ]
+
+
 def test_refusals() -> None:
+    with pytest.raises(ValueError, match="seed=-1: give 0 or more"):
+        MineOptions(seed=-1)
     with pytest.raises(ValueError, match="negatives=0"):
         MineOptions(negatives=0)
     with pytest.raises(ValueError, match=r"range_max=5 leaves 2 candidates after range_min=3"):
@@ -196,6 +214,18 @@ def test_the_command(
     assert cli.main([*command, "--negatives", "2", "--triplets"]) == 0
     triplets = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [list(row) for row in triplets] == [["anchor", "positive", "negative"]] * 6
+    (tmp_path / "pairs.tsv").write_text("\n".join([*lines, "time\t "]) + "\n", encoding="utf-8")
+    (tmp_path / "more.txt").rename(tmp_path / "more.tsv")
+    (tmp_path / "more.tsv").write_text("text\tnote\n \tx\nworld weather\t\n", encoding="utf-8")
+    command[-1] = str(tmp_path / "more.tsv")
+    assert cli.main(command) == 2
+    assert "leave such rows out: `skip_blank: true` of a recipe's source, --skip-blank of mine" in (
+        capsys.readouterr().err
+    )
+    assert cli.main([*command, "--skip-blank"]) == 0
+    assert "3 rows of 3 pairs" in capsys.readouterr().err
+    assert cli.main([*command[:-1], "nothing.txt"]) == 2
+    assert "nothing.txt: no such file\n" in capsys.readouterr().err
     for name, problem in (
         ("pairs.tsv", "is an input"),
         ("out.csv", "mine writes .tsv and .jsonl"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ pytest.importorskip("transformers")
 st = pytest.importorskip("sentence_transformers.sentence_transformer.losses")
 
 from embedkit.training.data.readers import Table
-from embedkit.training.objectives import gist, objective_class
+from embedkit.training.evaluate.collection import collection_quality, read_collection
+from embedkit.training.objectives import gist, objective_class, triplet_distillation
 from embedkit.training.objectives.angle import angle_similarity
 from embedkit.training.objectives.cosent import CoSent, ranking_loss
 from embedkit.training.objectives.distill_kl import DistillKlOptions, divergence
@@ -195,6 +197,46 @@ def test_a_guided_training(make_model: Callable[..., Path], tmp_path: Path) -> N
     assert result["steps"] == 2 and 0 <= result["dev"]["t_accuracy"] <= 100
 
 
+def test_dot_products_are_learned_scored_and_saved(
+    make_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dev scores of an objective that learns dot products, and the folder's similarity, are theirs."""
+    monkeypatch.setattr(
+        triplet_distillation,
+        "teacher_outputs",
+        lambda path, table, length, cache: np.linspace(-3, 3, len(table), dtype=np.float32)[:, None],
+    )
+    source = triplets(tmp_path / "t.tsv")
+    (tmp_path / "q.tsv").write_text("query_id\ttext\n1\tthe people use\n2\tthe day see\n")
+    (tmp_path / "d.tsv").write_text("doc_id\ttext\n1\tmany people use\n2\tmany day see\n3\tnot use\n")
+    (tmp_path / "j.tsv").write_text("query_id\tdoc_id\trel\n1\t1\t1\n2\t2\t1\n")
+    parts = {"queries": "q.tsv", "documents": "d.tsv", "judgments": "j.tsv"}
+    objective = {"name": "margin_mse", "teacher": "none"}
+    recipe = make_recipe(objective, make_model(), {"t": source}, {"t": source})
+    recipe = dataclasses.replace(
+        recipe,
+        evaluation=dataclasses.replace(
+            recipe.evaluation, retrieval={"own": {k: str(tmp_path / v) for k, v in parts.items()}}
+        ),
+    )
+    result = train(recipe, tmp_path / "run")
+    trained = embedkit.Encoder(tmp_path / "run" / "model")
+    assert trained.similarity_fn_name == "dot"
+    rows = [line.split("\t") for line in (tmp_path / "t.tsv").read_text().splitlines()[1:]]
+    anchors, positives, negatives = (trained.encode(list(column)) for column in zip(*rows, strict=True))
+    assert np.ptp(np.linalg.norm(anchors, axis=1)) > 0.01
+    nearer = (anchors * positives).sum(1) > (anchors * negatives).sum(1)
+    assert result["dev"]["t_accuracy"] == pytest.approx(100 * nearer.mean())
+    collection = read_collection(recipe.evaluation.retrieval["own"], tmp_path)
+    assert result["dev"]["own_mrr"] == pytest.approx(100 * collection_quality(trained, collection).mrr_at_10)
+    ranks = (
+        trained.encode(list(collection.queries.values()))
+        @ trained.encode(list(collection.documents.values())).T
+    )
+    order = [sorted(range(3), key=lambda d, row=row: -row[d]).index(n) + 1 for n, row in enumerate(ranks)]
+    assert result["dev"]["own_mrr"] == pytest.approx(100 * np.mean([1 / rank for rank in order]))
+
+
 def test_targets_are_the_teachers_logits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from embedkit.training.objectives import triplet_distillation
 
@@ -243,7 +285,7 @@ def test_dev_data_need_no_teacher(name: str, tmp_path: Path) -> None:
     objective.encode = lambda *_: vectors(3)  # type: ignore[method-assign]
     with torch.inference_mode():
         found = objective(task=torch.tensor(0), input_ids=torch.zeros(0), cu_seqlens=torch.zeros(0))
-    assert found.keys() == {"cosine"} and found["cosine"].shape == (6, 2)
+    assert found.keys() == {"similarity"} and found["similarity"].shape == (6, 2)
 
 
 def test_the_vectors_of_a_guide_stay_on_disk(make_model: Callable[..., Path], tmp_path: Path) -> None:

@@ -220,6 +220,12 @@ def test_a_postprocess_step_is_not_trained(tmp_path: Path) -> None:
     for section, options, message in (
         ("training", {"epochs": 1}, "trains nothing: leave out training.epochs"),
         ("training", {"max_steps": 5}, "trains nothing"),
+        ("data", {"t": {"path": "x.txt", "prompts": {"anchor": "q: "}}}, "prompts names 'anchor'"),
+        (
+            "data",
+            {"t": {"path": "x.txt", "weighted_fraction": 0.5, "labels": ["a", "b"]}},
+            "use balanced_fraction",
+        ),
         ("evaluation", {"dev": {"nli": {"path": "dev.tsv"}}}, "use sts_dev or test"),
         ("evaluation", {"select": "stsb_dev"}, "evaluation.select chooses among checkpoints"),
         ("postprocess", {"name": "linearmap"}, "did you mean 'linear_map'"),

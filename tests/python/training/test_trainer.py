@@ -121,6 +121,25 @@ def test_what_a_run_leaves(
         train(make(content, eval_steps=5, seed=2), output)
 
 
+def test_texts_in_more_examples_than_batches_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    texts = np.array([[0, 1], [0, 2], [0, 0], [3, 4]])
+    trainer._tell_crowded("pairs", texts, 1)
+    assert not caplog.messages
+    trainer._tell_crowded("pairs", texts, 2)
+    (message,) = caplog.messages
+    assert message.startswith("data.pairs: 1 texts are in more examples than there are batches (2)")
+
+
+def test_a_change_far_down_in_the_data_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "data.tsv"
+    path.write_bytes(b"x" * 3_000_000)
+    before = run_folder.file_digest(path)
+    with path.open("r+b") as file:
+        file.seek(2_500_000)
+        file.write(b"y")
+    assert run_folder.file_digest(path) != before
+
+
 def test_a_run_keeps_to_its_data(content: dict[str, Any], tmp_path: Path) -> None:
     """Another --data is refused, of a finished run and of one that was stopped; moved folders are not."""
     content["data"]["nli"]["path"], content["evaluation"] = "train.tsv", {}
