@@ -369,7 +369,7 @@ def test_a_finished_segment_is_not_taken_for_other_documents(
 
 
 def test_chunks_are_as_long_as_the_encoder_is_fast() -> None:
-    """So that a build that is stopped loses seconds: 2,048 texts of a large model may take ten minutes."""
+    """So that a build that is stopped loses seconds, however slow the model."""
     pace = encode.Pace()
     first = pace.characters
     pace.took(first, 0.01)
