@@ -116,7 +116,15 @@ def _order(name: str) -> int:
     return 2 if name == "euclidean" else 1
 
 
+def holds_texts(value: object) -> bool:
+    """Whether a text, or a list of them, is given where vectors are meant."""
+    first = value[0] if isinstance(value, list | tuple) and value else value
+    return isinstance(first, str)
+
+
 def _float(value: npt.ArrayLike, name: str) -> npt.NDArray[np.float32]:
+    if holds_texts(value):
+        raise TypeError(f"{name} holds texts; pass their vectors: encoder.encode({name})")
     array = np.asarray(value, dtype=np.float32)
     if array.ndim not in (1, 2):
         raise ValueError(f"{name} has {array.ndim} dimensions; give one vector (d,) or several (n, d)")

@@ -23,6 +23,7 @@ from .index.storage.faiss_index import (
     resolve_factory,
 )
 from .inputs import check_collection
+from .output import holds_texts
 
 if TYPE_CHECKING:
     from .encoder import Encoder
@@ -249,6 +250,8 @@ def _matrix(name: str, values: Any, normalize: bool) -> Float32Array:
         values = values.detach().cpu().float().numpy()
     elif isinstance(values, list | tuple) and values and hasattr(values[0], "detach"):
         values = [row.detach().cpu().float().numpy() for row in values]
+    if holds_texts(values):
+        raise TypeError(f"{name} holds texts; pass their vectors: encoder.encode(texts)")
     array: npt.NDArray[Any] = np.ascontiguousarray(values, np.float32)
     if array.size == 0:
         return np.empty((0, 0), np.float32)

@@ -385,7 +385,7 @@ class _Run:
         texts = self.examples.text_numbers(task) if self.recipe.training.no_duplicates else None
         fraction = self.recipe.data[task].get("weighted_fraction")
         if fraction is None:
-            if texts is not None and self.is_main:
+            if texts is not None and process_rank() == 0:
                 _tell_crowded(task, texts, self.recipe.training.batch_size)
             return TaskRows(np.arange(span.start, span.stop), texts=texts)
         weights = balanced_weights(table["label"])

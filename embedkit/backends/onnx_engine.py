@@ -82,7 +82,10 @@ class OnnxEngine(StageEngine):
                 f"precision={options.precision!r}: {self.graph.path} is {self.graph.precision}; choose another "
                 "graph with onnx_file=, or export one with embedkit-model export --precision"
             )
-        folder = replace(folder, precision=self.graph.precision, stamp=Stamp(self.graph.fingerprint))
+        ranges = self.graph.ranges if self.graph.own else folder.stamp.ranges
+        folder = replace(
+            folder, precision=self.graph.precision, stamp=Stamp(self.graph.fingerprint, ranges=ranges)
+        )
 
         def open_stage() -> OnnxStage:
             return OnnxStage(

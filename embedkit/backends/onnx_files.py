@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ..model_folder.folder import ModelFolder
+from ..model_folder.folder import ModelFolder, read_ranges
 from ..model_folder.json_file import present, read_json
 
 __all__ = ["DESCRIPTION", "FORMAT", "PRECISIONS", "GraphFile", "file_hash", "find_graph", "graph_hash"]
@@ -46,12 +46,14 @@ class GraphFile:
         precision: of the matrix products; guessed from the file name for a graph that embedkit did not write.
         fingerprint: of the exported model; None for a graph that embedkit did not write.
         sha256: path in the folder -> SHA-256; empty for a graph that embedkit did not write.
+        ranges: of the embeddings, as in `Stamp`.
     """
 
     path: Path
     precision: str
     fingerprint: str | None = None
     sha256: Mapping[str, str] = field(default_factory=dict)
+    ranges: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
     @property
     def own(self) -> bool:
@@ -134,7 +136,7 @@ def _described(path: Path) -> GraphFile:
         _is_hash(value) and _inside(name) for name, value in hashes.items()
     ):
         raise ValueError(f"{where}: sha256 must give the SHA-256 of each file, not {hashes!r:.80}")
-    return GraphFile(path, precision, fingerprint, hashes)
+    return GraphFile(path, precision, fingerprint, hashes, read_ranges(where, data.get("embedding_ranges")))
 
 
 def _inside(name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Sequence
 
 from .. import __version__
@@ -41,6 +42,9 @@ _REMEDIES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``embedkit-index`` with ``argv`` (default: the process's arguments) and return its exit code."""
+    logging.getLogger("pypdf").setLevel(
+        logging.CRITICAL
+    )  # of damage, without the file, which our own errors name
     return run(
         "embedkit-index",
         lambda: _parse(argv),

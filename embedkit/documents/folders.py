@@ -87,11 +87,6 @@ def walk(folder: str, patterns: Patterns, left_out: list[str]) -> list[os.DirEnt
     """
     prefix = len(folder.rstrip(os.sep)) + 1
 
-    def is_index(path: str) -> bool:  # as likely the very one that is built of this folder
-        return os.path.isdir(os.path.join(path, "manifests")) and os.path.isfile(
-            os.path.join(path, "CURRENT")
-        )
-
     def visit(path: str) -> Iterator[os.DirEntry[str]]:
         try:
             with os.scandir(path) as found:
@@ -138,6 +133,21 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
         return False
 
 
+def is_index(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder is an index, as likely as not the very one that is built of the folder around it."""
+    return os.path.isdir(os.path.join(path, "manifests")) and os.path.isfile(os.path.join(path, "CURRENT"))
+
+
+def index_around(path: str | os.PathLike[str]) -> str | None:
+    """The index in whose folder a file would lie; such an index refuses every change."""
+    folder = os.path.dirname(os.path.abspath(path))
+    while not is_index(folder):
+        if folder == os.path.dirname(folder):
+            return None
+        folder = os.path.dirname(folder)
+    return folder
+
+
 def find_files(
     inputs: Sequence[str | os.PathLike[str]],
     *,
@@ -164,6 +174,11 @@ def find_files(
         if item == STDIN:
             files.paths.append(item)
         elif os.path.isdir(item):
+            if is_index(item):
+                raise InputError(
+                    item,
+                    "is an index, not documents: `embedkit-index merge` joins indexes, `reembed` encodes one again",
+                )
             left_out: list[str] = []
             found = [entry.path for entry in walk(item, patterns, left_out)]
             files.left_out += left_out
@@ -178,7 +193,10 @@ def find_files(
             found = [name for name in matches if os.path.isfile(name)]
             if "**" not in item:  # which names what is in folders; a shell names folders one by one
                 for folder in filter(os.path.isdir, matches):
-                    found += [entry.path for entry in walk(folder, patterns, files.left_out)]
+                    if is_index(folder):
+                        files.left_out.append(folder + os.sep)
+                    else:
+                        found += [entry.path for entry in walk(folder, patterns, files.left_out)]
             if not found:
                 found_none = (
                     "only folders without files that embedkit reads match" if matches else "no file matches"

@@ -246,7 +246,8 @@ class Corpus:
             try:
                 yield _Record(line, *self._json_record(content))
             except _MalformedError as error:
-                source.reject(line, str(error))
+                array = line == 1 and content.lstrip().startswith("[")
+                source.reject(line, f"{error}{'; if it is one JSON array: --format json' if array else ''}")
 
     def _whole(self, source: Source) -> Iterator[_Record]:
         content = source.seekable() if source.format in READ_IN_PARTS else source.content()
@@ -276,7 +277,8 @@ class Corpus:
             source.reject(1, not_utf8(content, error))
             return
         except _MalformedError as error:
-            source.reject(1, str(error))
+            lines = "Extra data at line" in str(error)  # after the first
+            source.reject(1, f"{error}{'; if it is JSON Lines: --format jsonl' if lines else ''}")
             return
         if isinstance(found, dict) and self._text_field not in found:
             arrays = [value for value in found.values() if isinstance(value, list)]

@@ -224,7 +224,11 @@ class Source:
             parts.append(part)
             left -= len(part)
         if left <= 0:
-            remedy = ": convert it to .jsonl, which is read line by line (jq -c '.[]')" if self.format == "json" else ""
+            remedy = (
+                ": convert it to .jsonl, which is read line by line (jq -c '.[]')"
+                if self.format == "json"
+                else ""
+            )
             self.reject(1, f"the file is larger than {MAX_RECORD_BYTES >> 20} MiB{remedy}")
             return None
         return b"".join(parts)

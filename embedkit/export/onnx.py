@@ -27,6 +27,7 @@ GRAPH = "model.onnx"
 
 _PACKAGES = ("torch", "transformers", "onnx", "onnxruntime")
 # The lowest acceptable minimum and mean cosine to the embeddings of the core.
+_COMPARED_TOKENS = 2048
 _BOUNDS = {"fp32": (0.9999, 0.9999), "fp16": (0.99, 0.999), "int8": (0.9, 0.98)}
 _TEXTS = (
     "",
@@ -49,7 +50,8 @@ class Fidelity:
     Attributes:
         least: the minimum cosine.
         mean: the mean cosine.
-        texts: the number of texts compared, from the empty one to the maximum length of the model.
+        texts: the number of texts compared, from the empty one to the maximum length of the model, or to one of 2,048
+            to 4,096 tokens: the graph's attention takes memory that grows with the square of the length.
     """
 
     least: float
@@ -145,6 +147,9 @@ def _export(core: Encoder, target: Path, precision: str) -> Fidelity:
                 if path.is_file()
             },
         }
+        ranges = source.ranges(core.get_embedding_dimension())
+        if ranges is not None:
+            description["embedding_ranges"] = ranges.tolist()
         where = graph.with_name(graph.stem + DESCRIPTION)
         write_json(where, description)
         fidelity = _check(core, work, precision)
@@ -154,9 +159,10 @@ def _export(core: Encoder, target: Path, precision: str) -> Fidelity:
 
 
 def _check(core: Encoder, folder: Path, precision: str) -> Fidelity:
-    """Compare the exported folder with the core, on texts of every length."""
+    """Compare the exported folder with the core, on texts of every length up to some thousand tokens."""
     texts, joined = list(_TEXTS), " ".join(_TEXTS)
-    while len(core.tokenize([texts[-1]])["input_ids"][0]) < core.max_seq_length:
+    most = min(core.max_seq_length, _COMPARED_TOKENS)
+    while len(core.tokenize([texts[-1]])["input_ids"][0]) < most:
         texts.append(joined)
         joined += " " + joined
     with Encoder(folder, backend="onnx") as exported, warnings.catch_warnings():

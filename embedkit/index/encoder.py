@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import shlex
 import threading
 import warnings
 from collections.abc import Callable, Mapping
@@ -207,6 +208,8 @@ def check_encoder(root: Path, manifest: Manifest, encoder: TextEncoder, *, force
 
     With ``force`` another model is only a warning; another dimension remains an error.
     """
+    from ..model_folder.folder import BUILTIN
+
     entry = manifest.encoder
     if encoder.fingerprint != entry.fingerprint:
         problem = (
@@ -214,9 +217,11 @@ def check_encoder(root: Path, manifest: Manifest, encoder: TextEncoder, *, force
             f"{encoder.describe()['model']} (fingerprint {encoder.fingerprint})"
         )
         if not force:
+            name = str(encoder.describe()["model"])
+            model = "" if name == BUILTIN.name else f" --model {shlex.quote(name)}"
             raise ModelMismatchError(
                 f"{problem}; open it with the model it was built with, or encode its texts again: "
-                f"embedkit-index reembed {root}"
+                f"embedkit-index reembed {shlex.quote(str(root))}{model}"
             )
         warnings.warn(f"{problem}: the hits may be meaningless", stacklevel=4)
     dimension = encoder.get_embedding_dimension()

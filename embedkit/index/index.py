@@ -478,4 +478,6 @@ class Index(Searcher):
 
 def _place(path: PathLike) -> Path:
     """``path``, in which ``~`` is the home folder, as where models are opened and saved."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path is the folder of the index, a str or a Path, not {type(path).__name__}")
     return Path(path).expanduser()

@@ -454,10 +454,11 @@ def _metadata(path: Path) -> tuple[str, Stamp]:
         hashes[key] = data.get(key)
         if not isinstance(hashes[key], str) or not re.fullmatch("[0-9a-f]{64}", hashes[key]):
             raise ValueError(f"{path}: {key} must be a SHA-256 in hexadecimal, not {hashes[key]!r}")
-    return precision, Stamp(**hashes, ranges=_ranges(path, data.get("embedding_ranges")))
+    return precision, Stamp(**hashes, ranges=read_ranges(path, data.get("embedding_ranges")))
 
 
-def _ranges(path: Path, value: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+def read_ranges(path: Path, value: Any) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """The ranges of embeddings in a file, checked; None for none."""
     if value is None:
         return None
     try:

@@ -5,6 +5,7 @@ The format is that of sentence-transformers, in the form that every version of i
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shutil
@@ -22,6 +23,7 @@ from .fingerprint import fingerprint, hash_stored_weights, source_weights_hash
 from .folder import FORMAT, METADATA_FILE, SETTINGS_FILE, ModelFolder, Settings, open_folder
 from .json_file import present, read_json, write_json
 from .modules import ACTIVATIONS, POOLING_FLAGS, Dense, Normalize, Pooling
+from .sentence_settings import sentence_config
 from .static import is_model2vec
 from .tokenizer_files import TOKENIZER_FILES
 from .weights import WEIGHTS_FILES, converted_tensors, core_head, stored_tensors
@@ -139,9 +141,16 @@ def new_folder(target: Path) -> Iterator[Path]:
     work.mkdir()
     try:
         yield work
-        if place.exists():
-            place.rmdir()
-        work.rename(place)
+        try:
+            if place.exists():
+                place.rmdir()
+            work.rename(place)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            raise FileExistsError(
+                f"{target} was written by another process meanwhile; remove it or save to another folder"
+            ) from None
     except BaseException:
         shutil.rmtree(work, ignore_errors=True)
         raise
@@ -193,6 +202,10 @@ def append_dense(path: Path, layer: DenseWeights) -> None:
     modules = _modules_of(folder, path)
     write_modules(path, replace(modules, head=(*modules.head, layer)))
     (path / METADATA_FILE).unlink(missing_ok=True)
+    if folder.index_precision is not None:  # which was measured for the vectors without the layer
+        kept = read_json(path / SETTINGS_FILE)
+        del kept["index_precision"]
+        write_json(path / SETTINGS_FILE, kept)
 
 
 def compose_dense(path: Path, weight: npt.NDArray[np.float32]) -> None:
@@ -285,6 +298,8 @@ def write_settings(
     config["prompts"] = dict(settings.prompts)
     config["default_prompt_name"] = settings.default_prompt_name
     config["similarity_fn_name"] = settings.similarity_fn_name
+    if config.get("truncate_dim") != settings.truncate_dim:
+        config.pop("index_precision", None)  # which was measured for other vectors
     if settings.truncate_dim is not None:
         config["truncate_dim"] = settings.truncate_dim
     else:
@@ -318,12 +333,11 @@ def _copy_routes(folder: ModelFolder, work: Path, length: int | None) -> None:
     for name, route in folder.routes.items():
         _copy_files(route, work)
         for kind, module in folder.routing.entries[name]:
-            files = ["config.json"] if kind in ("Pooling", "Normalize") else ["sentence_bert_config.json"]
-            for path in (module / file for file in files):
-                if present(path):
-                    destination = work / path.relative_to(folder.path)
-                    destination.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(path, destination)
+            own = module / "config.json" if kind in ("Pooling", "Normalize") else sentence_config(module)[1]
+            if own is not None and present(own):
+                destination = work / own.relative_to(folder.path)
+                destination.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(own, destination)
         if length is not None:
             inner = work / route.transformer.relative_to(folder.path)
             _write_length(inner, min(length, route.positions), route.do_lower_case)
@@ -352,6 +366,9 @@ def _copy_files(folder: ModelFolder, work: Path) -> None:
             if key in config:  # the type in which transformers computes: that of the tensors written
                 config[key] = "float32"
                 write_json(inner / "config.json", config)
+        if "auto_map" in config:  # code of the model's own, for other programs
+            for path in folder.transformer.glob("*.py"):
+                shutil.copyfile(path, inner / path.name)
     for module in folder.head:
         if isinstance(module, Dense):
             destination = work / module.folder.relative_to(folder.path)

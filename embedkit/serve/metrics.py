@@ -14,7 +14,7 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 __all__ = ["Metrics", "ModelMetrics"]
@@ -30,6 +30,9 @@ class _Queues(Protocol):
 
     def searches(self) -> int:
         """Searches that run or wait."""
+
+    def truncated(self) -> Iterable[tuple[str, int]]:
+        """Name of each model, and how many texts or pairs it has truncated."""
 
 
 class _QueueCollector(Collector):
@@ -49,7 +52,12 @@ class _QueueCollector(Collector):
         searches = GaugeMetricFamily(
             "embedkit_searches", "Searches that run or wait", self._queues.searches()
         )
-        return [requests, tokens, searches]
+        truncated = CounterMetricFamily(
+            "embedkit_truncated", "Texts or pairs that were truncated", labels=["model"]
+        )
+        for name, count in self._queues.truncated():
+            truncated.add_metric([name], count)
+        return [requests, tokens, searches, truncated]
 
 
 class ModelMetrics:

@@ -41,6 +41,9 @@ class Form:
     task: str | None = None  # of a model with a Router
 
 
+_NOT_TOLD = ("path", "texts", "tokens", "truncated", "unknown")  # by /info: /metrics counts
+
+
 class EmbeddingModel:
     """An `Encoder`, the thread that drives it, and what requests need to know of it."""
 
@@ -67,7 +70,7 @@ class EmbeddingModel:
     @property
     def info(self) -> dict[str, Any]:
         """What ``/info`` says of it, in the fields of Text Embeddings Inference; not its place on this machine."""
-        about = {name: value for name, value in self.about.items() if name != "path"}
+        about = {name: value for name, value in self.about.items() if name not in _NOT_TOLD}
         return {
             "model_sha": about["fingerprint"],
             "model_dtype": about["precision"],

@@ -71,6 +71,11 @@ class State:
         """Searches that run or wait."""
         return 0 if self.search is None else self.search.running
 
+    def truncated(self) -> Iterable[tuple[str, int]]:
+        """Name of each loaded model, and how many texts or pairs it has truncated."""
+        for name, model in self._loaded():
+            yield name, model.encoder.describe()["truncated"]
+
     def problem(self) -> str | None:
         """Why no requests should be sent here now; None if they should."""
         if self.draining:

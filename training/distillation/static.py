@@ -32,7 +32,9 @@ from ...model_folder.folder import BUILTIN, ModelFolder, open_folder
 from ...model_folder.hub import resolve
 from ...model_folder.json_file import present, read_json, write_json
 from ...model_folder.modules import Pooling
+from ...model_folder.rebuilt import rebuild
 from ...model_folder.saving import check_new_folder, new_folder
+from ...model_folder.tokenizer_files import TokenizerSettings
 
 __all__ = ["StaticOptions", "distill_static"]
 
@@ -109,7 +111,7 @@ def distill_static(
     begin = time.perf_counter()
     vectors = _vocabulary_vectors(folder, options.threads)
     _LOG.info("%d tokens through %s in %.1f s", len(vectors), path, time.perf_counter() - begin)
-    content = read_json(tokenizer_path)
+    content = _tokenizer(folder)
     kept = _kept(content, len(vectors), options.unused)
     rows = np.zeros((len(vectors), options.dimension or folder.hidden_size), np.float32)
     rows[kept] = _components(vectors[kept], rows.shape[1])
@@ -125,6 +127,18 @@ def sif_weights(count: int, coefficient: float) -> npt.NDArray[np.float32]:
     """The factors of tokens by rank, the most frequent first: a / (a + p), p by Zipf's law from rank 2 on."""
     inverse = 1 / np.arange(2, count + 2)
     return (coefficient / (coefficient + inverse / inverse.sum())).astype(np.float32)
+
+
+def _tokenizer(folder: ModelFolder) -> dict[str, Any]:
+    """The content of tokenizer.json with what the settings beside it change, which a static model does not read."""
+    path = folder.transformer / "tokenizer.json"
+    content, settings = read_json(path), TokenizerSettings(folder.transformer)
+    made = rebuild(content, settings, settings.class_of_transformers, path)
+    content |= {name: made.get(name) for name in ("normalizer", "pre_tokenizer")}
+    if folder.do_lower_case:
+        own = [content["normalizer"]] if content.get("normalizer") else []
+        content["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *own]}
+    return content
 
 
 def _found(model: str | os.PathLike[str]) -> Path:

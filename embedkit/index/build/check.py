@@ -36,6 +36,12 @@ def with_id(item: str | Document, position: int, *, required: bool) -> Document:
     Raises:
         InputError: it has no id, or its metadata is no dict; names its ``position`` unless it was read from a file.
     """
+    if not isinstance(item, (str, Document)):
+        raise InputError(
+            f"document {position}",
+            f"a document is a text or a Document(text, id, metadata), not {type(item).__name__}",
+            skippable=True,
+        )
     document = item if isinstance(item, Document) else Document(item)
     known = "" if document.id is None else f" ({document.id!r:.80})"
     origin = document.origin or f"document {position}{known}"

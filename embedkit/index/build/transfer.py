@@ -16,7 +16,9 @@ import numpy as np
 
 from ...documents.document import Document
 from ...documents.errors import InputError
+from ...documents.folders import index_around
 from ...documents.readers import Corpus
+from ...documents.sources import format_of
 from ..encoder import TextEncoder
 from ..errors import IndexExistsError
 from ..several import several_documents
@@ -89,7 +91,7 @@ def _read(path: Path) -> tuple[Any, list[int] | None]:
     """The Faiss index in the file, and its ids if it has any."""
     faiss = import_faiss()
     if not path.is_file():
-        raise InputError(str(path), "no such file")
+        raise InputError(str(path), "is a folder, not a Faiss file" if path.is_dir() else "no such file")
     try:
         index = faiss.read_index(faiss_name(path))
     except (RuntimeError, MemoryError) as error:
@@ -253,6 +255,8 @@ def _check_target(path: Path) -> None:
         raise IndexExistsError(f"{path}: already exists; name another file")
     if not path.absolute().parent.is_dir():
         raise InputError(str(path), f"there is no folder {path.absolute().parent}")
+    if (index := index_around(path)) is not None:
+        raise InputError(str(path), f"lies in the folder of the index {index}; name a file elsewhere")
 
 
 @contextlib.contextmanager
@@ -288,9 +292,16 @@ def export_faiss_file(root: Path, path: Path, settings: BuildSettings, report: R
     Of ``settings``, ``max_memory`` and ``threads`` are used.
     """
     report = report or (lambda _: None)
+    _check_target(path)
+    known = format_of(path.name)[0]
+    if known is not None:
+        raise InputError(
+            str(path),
+            f"export writes a Faiss index, or .parquet with texts, metadata and vectors, not .{known}; give the file "
+            "another name, such as vectors.faiss",
+        )
     ids_path = _ids_path(path)
-    for target in (path, ids_path):
-        _check_target(target)
+    _check_target(ids_path)
     with (
         change_errors(path, "the export"),
         _removed_on_failure(path, ids_path),

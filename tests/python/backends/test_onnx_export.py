@@ -253,6 +253,26 @@ def test_the_settings_of_an_encoder(make_model: Callable[..., Path], tmp_path: P
     assert source.describe()["texts"] == 0  # the check's texts are not counted
 
 
+def test_saved_ranges_are_those_of_the_graph(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    source = Encoder(make_model())
+    vectors = source.encode(["the weather", "people stay", "a day"])
+    source.save(tmp_path / "model", ranges=np.stack([vectors.min(0), vectors.max(0)]))
+    export_onnx(tmp_path / "model", tmp_path / "out")
+    own, exported = Encoder(tmp_path / "model"), Encoder(tmp_path / "out", backend="onnx")
+    found = [one.encode(["people", "day"], output_dtype="int8").astype(int) for one in (own, exported)]
+    assert np.abs(found[0] - found[1]).max() <= 1
+
+
+def test_the_check_is_of_some_thousand_tokens(
+    make_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of the graph's attention grows with the square of the length."""
+    monkeypatch.setattr(export, "_COMPARED_TOKENS", 10)
+    few = export_onnx(make_model(), tmp_path / "few").texts
+    monkeypatch.undo()
+    assert few < export_onnx(make_model(), tmp_path / "all").texts
+
+
 def test_command_line(
     make_model: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

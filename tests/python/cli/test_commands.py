@@ -119,6 +119,14 @@ def test_import_and_export(index: str, capsys: pytest.CaptureFixture[str]) -> No
     with Index.open("in-order", FakeEncoder()) as back:
         assert back.get(["104"])[0].text == "line 4"
     assert "already exists" in done(capsys, "export", index, "out.faiss", code=2)
+    for file, problem in (
+        (".", "already exists"),
+        ("texts.jsonl", "export writes a Faiss index, or .parquet"),
+        (f"{index}/x.faiss", "lies in the folder of the index"),
+        (f"{index}/x.parquet", "lies in the folder of the index"),
+    ):
+        assert problem in done(capsys, "export", index, file, code=2)
+    assert "is a folder, not a Faiss file" in done(capsys, "import", index, "x.jsonl", "-o", "z", code=2)
     assert "--max-memory is for a Faiss file" in done(
         capsys, "export", index, "x.parquet", "--max-memory", "1GB", code=2
     )

@@ -129,6 +129,19 @@ def test_patterns_that_match_folders_alone_read_what_is_in_them(folder: Path) ->
         Corpus([f"{folder}/p/y*"])
 
 
+def test_an_index_is_no_documents(folder: Path) -> None:
+    (folder / "p" / "index" / "manifests").mkdir(parents=True)
+    (folder / "p" / "index" / "CURRENT").write_text("1.json")
+    (folder / "p" / "index" / "manifests" / "1.json").write_text("{}")
+    (folder / "p" / "a.txt").write_text("a")
+    with pytest.raises(InputError, match="index: is an index, not documents: `embedkit-index merge` joins"):
+        Corpus([folder / "p" / "index"])
+    for given in (folder / "p", f"{folder}/p/*"):
+        corpus = Corpus([given])
+        assert [found.text for found in corpus] == ["a"]
+        assert len(corpus.files.left_out) == 1
+
+
 @pytest.mark.parametrize(
     "given",
     [

@@ -219,6 +219,13 @@ def test_tags_of_a_json_object_are_no_records(tmp_path: Path) -> None:
     assert read(write(tmp_path, "x.json", '{"count": 0, "all": []}')) == []
 
 
+def test_json_lines_and_an_array_under_each_others_name(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"x\.json:1: .*; if it is JSON Lines: --format jsonl"):
+        read(write(tmp_path, "x.json", '{"text": "a"}\n{"text": "b"}\n'))
+    with pytest.raises(InputError, match=r"x\.jsonl:1: .*; if it is one JSON array: --format json"):
+        read(write(tmp_path, "x.jsonl", '[{"text": "a"},\n{"text": "b"}]\n'))
+
+
 def test_an_unclosed_quote_names_its_row(tmp_path: Path) -> None:
     path = write(tmp_path, "x.csv", 'text\nfine\n"open\nto the\nend')
     with pytest.raises(InputError, match=rf"{path}:3: a quoted field that opens in this row never closes"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from embedkit import semantic_search
 from embedkit.output import (
     DTYPES,
     checked_ranges,
@@ -89,6 +90,15 @@ def test_lists_of_tensors_are_compared(vectors: np.ndarray) -> None:
 def test_int8_vectors_are_compared_without_overflow() -> None:
     a = np.full((1, 100), 100, np.int8)
     assert similarity(a, a, "dot")[0, 0] == 1_000_000
+
+
+def test_texts_in_place_of_vectors() -> None:
+    for call in (
+        lambda: similarity(["a text"], ["another"], "cosine"),  # type: ignore[list-item]
+        lambda: semantic_search("a text", ["another"]),
+    ):
+        with pytest.raises(TypeError, match=r"holds texts; pass their vectors: encoder\.encode"):
+            call()
 
 
 def test_unknown_similarity(vectors: np.ndarray) -> None:

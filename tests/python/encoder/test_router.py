@@ -67,6 +67,15 @@ def test_saved_router(make_model: Callable[..., Path], tmp_path: Path) -> None:
     for name in ("encode_query", "encode_document"):
         assert np.array_equal(getattr(saved, name)(TEXTS), getattr(encoder, name)(TEXTS))
         np.testing.assert_allclose(getattr(reference, name)(TEXTS), getattr(encoder, name)(TEXTS), atol=2e-6)
+    for older in (tmp_path / "model").rglob("sentence_bert_config.json"):  # another name that is read
+        older.with_name("sentence_roberta_config.json").write_text('{"max_seq_length": 6}')
+        older.unlink()
+    encoder = Encoder(tmp_path / "model")
+    encoder.save(tmp_path / "renamed")
+    saved = Encoder(tmp_path / "renamed")
+    for name in ("encode_query", "encode_document"):
+        assert np.array_equal(getattr(saved, name)(TEXTS), getattr(encoder, name)(TEXTS))
+    encoder = Encoder(tmp_path / "saved")
     encoder.save(tmp_path / "int8", "int8")
     small = Encoder(tmp_path / "int8")
     assert small.verify() == encoder.fingerprint

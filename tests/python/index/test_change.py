@@ -225,6 +225,10 @@ def test_upsert_of_an_id_twice_keeps_the_last(index: Index) -> None:
         ),
         (lambda index: index.add(["x"]), "document 0: a document that is added needs an id"),
         (
+            lambda index: index.upsert([{"id": "k"}]),
+            r"document 0: .* Document\(text, id, metadata\), not dict",
+        ),
+        (
             lambda index: index.add([Document("x", "new"), Document("y", "new")]),
             "the id 'new' was used before",
         ),

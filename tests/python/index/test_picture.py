@@ -185,6 +185,8 @@ def test_wrong_usage_of_map(
 ) -> None:
     assert main(["map", str(index_path), *options]) == 2
     assert message in capsys.readouterr().err
+    assert main(["map", str(index_path), "-o", str(index_path / "map.html")]) == 2
+    assert "lies in the folder of the index" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["map.html", "map.png"])

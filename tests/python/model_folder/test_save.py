@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from embedkit import Encoder
 from embedkit.model_folder.fingerprint import fingerprint
 from embedkit.model_folder.folder import Settings, open_folder
+from embedkit.model_folder.saving import DenseWeights, append_dense, new_folder
 
 Make = Callable[..., Path]
 FULL: dict[str, Any] = {
@@ -165,6 +166,40 @@ def test_places_that_cannot_be_replaced_are_refused_before_the_work(
     monkeypatch.setattr("os.path.ismount", lambda path: Path(path) == tmp_path / "disk")
     with pytest.raises(FileExistsError, match="disk is a mount point"):
         encoder.save(tmp_path / "disk")
+
+
+def test_code_that_auto_map_names_is_kept(make_model: Make, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(make_model(), tmp_path / "source"))
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModel": "mine.Mine"}}))
+    (source / "mine.py").write_text("class Mine: ...")
+    Encoder(source).save(tmp_path / "saved")
+    assert (tmp_path / "saved" / "mine.py").read_text() == "class Mine: ..."
+
+
+def test_the_precision_of_an_index_is_not_that_of_other_vectors(make_model: Make, tmp_path: Path) -> None:
+    source = Path(shutil.copytree(make_model(), tmp_path / "source"))
+    settings = {"prompts": {}, "index_precision": "int6"}
+    (source / "config_sentence_transformers.json").write_text(json.dumps(settings))
+    kept = Encoder(source)
+    kept.save(tmp_path / "kept")
+    assert open_folder(tmp_path / "kept").index_precision == "int6"
+    Encoder(source, truncate_dim=8).save(tmp_path / "truncated")
+    assert open_folder(tmp_path / "truncated").index_precision is None
+    width = kept.get_embedding_dimension()
+    append_dense(tmp_path / "kept", DenseWeights(np.eye(5, width, dtype=np.float32), np.zeros(5, np.float32)))
+    assert open_folder(tmp_path / "kept").index_precision is None
+
+
+def test_a_folder_that_another_process_has_written_meanwhile(tmp_path: Path) -> None:
+    with (
+        pytest.raises(FileExistsError, match="was written by another process meanwhile; remove it"),
+        new_folder(tmp_path / "model"),
+        new_folder(tmp_path / "model") as other,
+    ):
+        (other / "file").write_text("theirs")
+    assert (tmp_path / "model" / "file").read_text() == "theirs"
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_failed_save_leaves_nothing(make_model: Make, tmp_path: Path) -> None:

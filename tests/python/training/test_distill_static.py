@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,35 @@ def test_table_of_distill_static(dimension: int, sif: float | None, make_model: 
     # Principal components have no sign: products of rows do not depend on it.
     np.testing.assert_allclose(rows[kept] @ rows[kept].T, products, atol=2e-4 * np.abs(products).max())
     assert not rows[[i for i in range(len(rows)) if i not in kept]].any()
+
+
+@pytest.mark.parametrize("lowered_by", ["tokenizer", "settings", "sentence-transformers"])
+def test_the_texts_are_lowered_as_the_models_are(make_model: Any, tmp_path: Path, lowered_by: str) -> None:
+    """A static model reads tokenizer.json alone, and the settings beside it count for the model it is made of."""
+    source = Path(shutil.copytree(make_model(), tmp_path / "model"))
+    lowered = {name: lowered_by == name for name in ("tokenizer", "settings", "sentence-transformers")}
+    changes: list[tuple[str, dict[str, Any]]] = [
+        (
+            "tokenizer_config.json",
+            {"tokenizer_class": "BertTokenizer", "do_lower_case": not lowered["sentence-transformers"]},
+        ),
+        (
+            "sentence_bert_config.json",
+            {"max_seq_length": 64, "do_lower_case": lowered["sentence-transformers"]},
+        ),
+    ]
+    for name, change in changes:
+        path = source / name
+        content = json.loads(path.read_text()) if path.is_file() else {}
+        path.write_text(json.dumps({**content, **change}))
+    content = json.loads((source / "tokenizer.json").read_text())
+    content["normalizer"]["lowercase"] = lowered["tokenizer"]
+    (source / "tokenizer.json").write_text(json.dumps(content))
+    static = Encoder(distill_static(source, tmp_path / "static", StaticOptions(8)))
+    for encoder in (Encoder(source), static):
+        upper, lower = encoder.encode(["The Weather IS Lovely", "the weather is lovely"])
+        assert np.linalg.norm(lower) > 0.1
+        np.testing.assert_array_equal(upper, lower)
 
 
 def test_distilled_static_folder(make_model: Any, tmp_path: Path) -> None:
