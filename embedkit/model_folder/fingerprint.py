@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -74,11 +75,16 @@ def fingerprint(folder: ModelFolder, source_weights: str, settings: Settings) ->
     """The fingerprint in 64 hexadecimal digits; reads the tokenizer and the head, no other weights."""
     if folder.routing is not None:
         mappings = {str(key): route for key, route in folder.routing.mappings.items()}
+        lengths = {name: route.max_seq_length or settings.max_length for name, route in folder.routes.items()}
+        lengths[folder.routing.first] = settings.max_length
         return _digest(
             {
                 "scheme": "embedkit-1",
                 "weights": source_weights,
-                "routes": {name: fingerprint(route, "", settings) for name, route in folder.routes.items()},
+                "routes": {
+                    name: fingerprint(route, "", replace(settings, max_length=lengths[name]))
+                    for name, route in folder.routes.items()
+                },
                 "default_route": folder.routing.default,
                 "route_mappings": mappings,
             }

@@ -106,7 +106,8 @@ def write_folder(
     with new_folder(target) as work:
         copy_without_weights(folder, work, settings, route_length)
         _write_weights(folder, work, precision)
-        _write_metadata(folder, work, precision, settings, ranges)
+        stamped = folder if route_length is None else _shortened(folder, route_length)
+        _write_metadata(stamped, work, precision, settings, ranges)
         folder.check_unchanged()
 
 
@@ -341,6 +342,15 @@ def _copy_routes(folder: ModelFolder, work: Path, length: int | None) -> None:
         if length is not None:
             inner = work / route.transformer.relative_to(folder.path)
             _write_length(inner, min(length, route.positions), route.do_lower_case)
+
+
+def _shortened(folder: ModelFolder, length: int) -> ModelFolder:
+    """A folder whose routes have another maximum length, as `_copy_routes` writes it."""
+    routes = {
+        name: replace(route, max_seq_length=min(length, route.positions))
+        for name, route in folder.routes.items()
+    }
+    return replace(folder, routes=routes)
 
 
 def _write_length(folder: Path, length: int, do_lower_case: bool) -> None:

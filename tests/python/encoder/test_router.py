@@ -75,6 +75,13 @@ def test_saved_router(make_model: Callable[..., Path], tmp_path: Path) -> None:
     saved = Encoder(tmp_path / "renamed")
     for name in ("encode_query", "encode_document"):
         assert np.array_equal(getattr(saved, name)(TEXTS), getattr(encoder, name)(TEXTS))
+    assert saved.verify() == encoder.fingerprint
+    Encoder(tmp_path / "renamed", max_length=7).save(tmp_path / "shorter")
+    shorter = Encoder(tmp_path / "shorter")
+    assert shorter.verify() == shorter.fingerprint != encoder.fingerprint
+    (query,) = (tmp_path / "renamed").glob("query_0*/sentence_roberta_config.json")
+    query.write_text('{"max_seq_length": 5}')
+    assert Encoder(tmp_path / "renamed")._engine.fingerprint() != encoder.fingerprint
     encoder = Encoder(tmp_path / "saved")
     encoder.save(tmp_path / "int8", "int8")
     small = Encoder(tmp_path / "int8")
