@@ -36,7 +36,7 @@ def with_id(item: str | Document, position: int, *, required: bool) -> Document:
     Raises:
         InputError: it has no id, or its metadata is no dict; names its ``position`` unless it was read from a file.
     """
-    if not isinstance(item, (str, Document)):
+    if isinstance(item, (Mapping, list, tuple)):
         raise InputError(
             f"document {position}",
             f"a document is a text or a Document(text, id, metadata), not {type(item).__name__}",

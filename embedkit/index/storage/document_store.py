@@ -13,7 +13,6 @@ import math
 import sqlite3
 import sys
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -40,8 +39,7 @@ __all__ = ["DocumentReader", "DocumentWriter", "StoredDocument"]
 _TEXTS_OF_LANGUAGE = 1000
 
 _MOST_SECONDS = 20.0  # of a condition in one segment
-_STEPS = 100  # of SQLite between two looks at the clock
-# Of one step, which no clock can stop: characters by which replace() may lengthen a text, and bytes of a pattern.
+# Of one step, which nothing can stop: characters by which replace() may lengthen a text, and bytes of a pattern.
 _MOST_REPLACED = 1 << 14
 _MOST_OF_PATTERN = 1000
 _FUNCTION_ACTIONS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION)
@@ -504,10 +502,19 @@ class DocumentReader:
 
     def _selected(self, sql: str, where: str) -> list[Any]:
         """The result of ``sql``, made from the condition ``where``: it reads documents only, and not for long."""
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            with contextlib.suppress(sqlite3.Error):  # it is closed
+                self._conditions.interrupt()
+
+        # Not a progress handler, which would wait for the interpreter every few rows where other threads are at work.
+        clock = threading.Timer(_MOST_SECONDS, stop)
+        clock.daemon = True
         with self._condition_lock:
-            deadline = time.monotonic() + _MOST_SECONDS
+            clock.start()
             try:
-                self._conditions.set_progress_handler(lambda: time.monotonic() >= deadline, _STEPS)
                 return self._conditions.execute(sql).fetchall()
             except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
                 if "malformed JSON" in str(error) and self.query(_NOT_JSON):
@@ -518,7 +525,7 @@ class DocumentReader:
                     raise self._failed(error) from None
                 if self._closed:
                     raise self._is_closed() from None
-                if time.monotonic() >= deadline:
+                if late.is_set():
                     raise ValueError(
                         f"the condition {where[:200]!r} was stopped after {_MOST_SECONDS:.0f} s; simplify it"
                     ) from None
@@ -526,8 +533,8 @@ class DocumentReader:
                 problem = str(error).replace('near ")": syntax error', "it is incomplete")
                 raise ValueError(f"invalid condition {where[:200]!r}: {problem}") from None
             finally:
-                with contextlib.suppress(sqlite3.ProgrammingError):  # it is closed
-                    self._conditions.set_progress_handler(None, 0)
+                clock.cancel()
+                clock.join()  # so that it stops no later statement
 
     def close(self) -> None:
         """Close the file; a condition that is being looked up ends with a `ValueError`."""

@@ -229,9 +229,6 @@ def test_a_failing_disk_is_no_damage(tmp_path: Path, encoder: FakeEncoder) -> No
         def execute(self, *_: object) -> None:
             raise sqlite3.OperationalError("disk I/O error")
 
-        def set_progress_handler(self, *_: object) -> None:
-            pass
-
         def interrupt(self) -> None:
             pass
 
