@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -85,26 +86,30 @@ def _bound(family: int, address: tuple[Any, ...], port: int, several: bool) -> s
     return made
 
 
-def _open_more_files(wanted: int) -> None:
-    """Raise the process's own limit of open files (1,024 in most shells) to ``wanted``, or warn."""
+def _open_more_files(connections: int) -> int:
+    """Raise the process's own limit of open files (1,024 in most shells); returns how many connections it allows."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
-        return
+        return connections
+    wanted = connections + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
     if soft == unlimited or soft >= wanted:
-        return
+        return connections
     most = wanted if hard == unlimited else min(wanted, hard)
     if most > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    if most < wanted:
-        logging.getLogger("embedkit.serve").warning(
-            "at most %d files may be open (ulimit -Hn), fewer than --max-connections needs (%d): further connections "
-            "are closed without an answer",
-            most,
-            wanted,
-        )
+    if most == wanted:
+        return connections
+    left = max(1, most - _OTHER_FILES)
+    logging.getLogger("embedkit.serve").warning(
+        "at most %d files may be open (ulimit -Hn), so that --max-connections is %d and not %d",
+        most,
+        left,
+        connections,
+    )
+    return left
 
 
 def run(
@@ -119,8 +124,8 @@ def run(
 
     ``ready`` is called once connections are accepted and signals are handled.
     """
-    limits = state.settings.limits
-    _open_more_files(limits.connections + _OTHER_FILES)
+    limits = replace(state.settings.limits, connections=_open_more_files(state.settings.limits.connections))
+    state.settings = replace(state.settings, limits=limits)
     config = uvicorn.Config(
         create_app(state),
         http=guarded_protocol(limits, state.metrics),
