@@ -16,6 +16,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -502,20 +503,13 @@ class DocumentReader:
 
     def _selected(self, sql: str, where: str) -> list[Any]:
         """The result of ``sql``, made from the condition ``where``: it reads documents only, and not for long."""
-        late = threading.Event()
-
-        def stop() -> None:
-            late.set()
-            with contextlib.suppress(sqlite3.Error):  # it is closed
-                self._conditions.interrupt()
-
-        # Not a progress handler, which would wait for the interpreter every few rows where other threads are at work.
-        clock = threading.Timer(_MOST_SECONDS, stop)
-        clock.daemon = True
         with self._condition_lock:
-            clock.start()
             try:
-                return self._conditions.execute(sql).fetchall()
+                return self._looked_up(sql)
+            except TimeoutError:
+                raise ValueError(
+                    f"the condition {where[:200]!r} was stopped after {_MOST_SECONDS:.0f} s; simplify it"
+                ) from None
             except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
                 if "malformed JSON" in str(error) and self.query(_NOT_JSON):
                     raise self.damaged("the fields of a document are not JSON") from None
@@ -525,16 +519,27 @@ class DocumentReader:
                     raise self._failed(error) from None
                 if self._closed:
                     raise self._is_closed() from None
-                if late.is_set():
-                    raise ValueError(
-                        f"the condition {where[:200]!r} was stopped after {_MOST_SECONDS:.0f} s; simplify it"
-                    ) from None
                 # SQLite speaks of the parenthesis that closes its statement
                 problem = str(error).replace('near ")": syntax error', "it is incomplete")
                 raise ValueError(f"invalid condition {where[:200]!r}: {problem}") from None
+
+    def _looked_up(self, sql: str) -> list[Any]:
+        """The result of ``sql``, by a thread that this one can stop: when it is late (`TimeoutError`), or at Ctrl-C.
+
+        A progress handler would wait for the interpreter every few rows where other threads are at work.
+        """
+        with ThreadPoolExecutor(1) as pool:
+            found = pool.submit(lambda: self._conditions.execute(sql).fetchall())
+            try:
+                wait([found], _MOST_SECONDS)
+                if not found.done():
+                    raise TimeoutError
+                return found.result()
             finally:
-                clock.cancel()
-                clock.join()  # so that it stops no later statement
+                while not found.done():
+                    with contextlib.suppress(sqlite3.Error):  # it is closed
+                        self._conditions.interrupt()
+                    wait([found], 0.02)
 
     def close(self) -> None:
         """Close the file; a condition that is being looked up ends with a `ValueError`."""

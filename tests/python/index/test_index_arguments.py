@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 import time
@@ -93,6 +95,11 @@ def test_a_condition_that_takes_too_long_is_stopped(
                 index.search("cat", where="replace(text, 'a', 'b') = 'x'")
             assert time.monotonic() - begin < 5
             assert len(index.search("cat", where="text = 'cat 7'")[0]) == 1
+        monkeypatch.setattr(document_store, "_MOST_SECONDS", 60)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            index.search("cat", where="replace(text, 'a', 'b') = 'x'")
+        assert len(index.search("cat", where="text = 'cat 7'")[0]) == 1
 
 
 def test_a_slow_condition_holds_up_no_other_search(
