@@ -152,9 +152,8 @@ def mine_negatives(
     for i, text in enumerate(texts):
         alike.setdefault(normalized(text), []).append(i)
     positives: dict[str, dict[int, None]] = {}
-    answers: dict[
-        str, set[str]
-    ] = {}  # of each anchor in any spelling, as is the anchor: what is no negative of it
+    # An anchor in its normal form: what is no negative of it, the anchor itself among them.
+    answers: dict[str, set[str]] = {}
     for anchor, positive in pairs:
         positives.setdefault(anchor, {})[number[positive]] = None
         same = normalized(anchor)

@@ -42,9 +42,8 @@ _REMEDIES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``embedkit-index`` with ``argv`` (default: the process's arguments) and return its exit code."""
-    logging.getLogger("pypdf").setLevel(
-        logging.CRITICAL
-    )  # of damage, without the file, which our own errors name
+    # It tells of damage without the file, which our own errors name.
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)
     return run(
         "embedkit-index",
         lambda: _parse(argv),

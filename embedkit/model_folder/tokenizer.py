@@ -18,6 +18,7 @@ from .tokenizer_files import TokenizerSettings, added_token, check_types, damage
 __all__ = ["Tokenizer", "changes_beside", "load_tokenizer"]
 
 _CHUNK = 128  # texts passed to `tokenizers` at once: Ctrl-C waits until it returns
+# The package raises Exception, and its panics derive from BaseException; these are neither.
 _NO_PANIC = (KeyboardInterrupt, SystemExit, GeneratorExit)
 _ENDED = ("GemmaTokenizer", "LlamaTokenizer")  # of transformers 4, with a template of settings
 _ENDED_BY_CODE = ("Qwen2Tokenizer",)  # by code of the model's own: gte-Qwen2
@@ -67,9 +68,7 @@ class Tokenizer:
                 encodings = self._other.encode_batch_fast(chunk, add_special_tokens=False)
             except (TypeError, *_NO_PANIC):
                 raise
-            except (
-                BaseException
-            ) as error:  # the package raises Exception; its panics derive from BaseException
+            except BaseException as error:
                 raise ValueError(
                     f"the tokenizers package fails on one of texts[{start}:{start + len(chunk)}] with the model's "
                     f"tokenizer.json: {error}"
