@@ -17,15 +17,14 @@ from .build import build as building
 from .build import change, transfer
 from .build.memory import DEFAULT_MAX_MEMORY
 from .build.settings import BuildSettings, Mode, Report, Written
-from .encoder import TextEncoder, check_encoder, check_reading, opened
+from .encoder import TextEncoder, check_reading, opened
 from .search.device import check_device
 from .search.queries import Queries, are_vectors, query_texts, query_vectors
 from .search.searcher import PathLike, Searcher, encoded
 from .search.verify import verify
 from .storage.faiss_index import AUTO
 from .storage.filters import Where
-from .storage.generation import open_generation
-from .storage.manifest import Manifest, Metric, Raw
+from .storage.manifest import Metric, Raw
 from .storage.search_parameters import SearchParameters
 
 __all__ = ["Index"]
@@ -86,21 +85,9 @@ class Index(Searcher):
         if threads is not None:
             check_threads(threads)
         check_device(device)
-        root = _place(path)
-
-        def accept(manifest: Manifest) -> None:
-            if encoder is not None and not isinstance(encoder, (str, os.PathLike)):
-                check_encoder(root, manifest, encoder, force=force)
-
-        return cls(
-            root,
-            open_generation(root, accept, searches=True),
-            encoder,
-            threads,
-            device=device,
-            half=half,
-            force=force,
-        )
+        index = cls.__new__(cls)
+        index._open(_place(path), encoder, threads, device=device, half=half, force=force)
+        return index
 
     @classmethod
     def build(

@@ -48,18 +48,29 @@ class _Live(NamedTuple):
 class Searcher:
     """Searches an index. Thread-safe; `Index` adds the methods that write."""
 
-    def __init__(
+    def __init__(self, *_: object, **__: object) -> None:
+        """Raise: whoever calls the class wants `Index.open` or `Index.build`, which say so by their names."""
+        raise TypeError(
+            "Index.open(path) opens an index, Index.build(path, documents) makes one; Index() does neither"
+        )
+
+    def _open(
         self,
         path: Path,
-        generation: Generation,
         encoder: TextEncoder | PathLike | None,
         threads: int | None,
         *,
-        device: str = "cpu",
-        half: bool = False,
-        force: bool = False,
+        device: str,
+        half: bool,
+        force: bool,
     ) -> None:
-        """Search ``generation`` of the index at ``path``; the other arguments are as in `Index.open`."""
+        """Search the live generation of the index at ``path``; arguments and errors are those of `Index.open`."""
+
+        def accept(manifest: Manifest) -> None:
+            if encoder is not None and not isinstance(encoder, (str, os.PathLike)):
+                check_encoder(path, manifest, encoder, force=force)
+
+        generation = open_generation(path, accept, searches=True)
         self.path = path.absolute()  # the index stays where it is when the process goes to another folder
         self._generation_lock = threading.Lock()
         self._threads = threads
@@ -367,15 +378,7 @@ class Searcher:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Open what is live at the path; `ModelMismatchError` if that has vectors of another model by now."""
-        options = {name: state[name] for name in ("device", "half", "force")}
-        encoder = state["encoder"]
-
-        def accept(manifest: Manifest) -> None:
-            if encoder is not None and not isinstance(encoder, (str, os.PathLike)):
-                check_encoder(state["path"], manifest, encoder, force=state["force"])
-
-        generation = open_generation(state["path"], accept, searches=True)
-        Searcher.__init__(self, state["path"], generation, state["encoder"], state["threads"], **options)
+        self._open(**state)
 
     def close(self) -> None:
         """Close the files; the index cannot be used afterwards."""

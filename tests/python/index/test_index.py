@@ -399,6 +399,12 @@ def test_another_encoder_is_refused(tmp_path: Path) -> None:
         assert index.encoder.precision == "int8"
 
 
+def test_calling_the_class_names_the_ways_to_an_index(tmp_path: Path) -> None:
+    for arguments in ((), (tmp_path,), (tmp_path, "model")):
+        with pytest.raises(TypeError, match=r"Index\.open\(path\) opens an index, Index\.build"):
+            Index(*arguments)
+
+
 def test_the_encoder_is_loaded_when_first_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Index.build(tmp_path / "index", ["a cat"], FakeEncoder("one", precision="int8")).close()
     made = []
