@@ -322,7 +322,7 @@ def _parameters(found: Any) -> str:
         return ""
     names, keyword = [], False
     for one in parameters:
-        if one.name in ("self", "cls"):
+        if one.name in ("self", "cls") or one.name.startswith("_"):
             continue
         if one.kind == one.KEYWORD_ONLY and not keyword:
             names.append("*")
@@ -331,7 +331,7 @@ def _parameters(found: Any) -> str:
             keyword = True
         prefix = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
         names.append(f"{prefix}{one.name}")
-    return f"({', '.join(names)})"
+    return f"({', '.join(names)})" if names or not inspect.isclass(found) else ""
 
 
 GENERATE["reference"] = _reference

@@ -172,7 +172,7 @@ def _launch(
     return result, pooled, count, index, norm
 
 
-def max_dimension(weight: torch.dtype, capability: int = 80) -> int:
+def max_dimension(weight: torch.dtype, capability: int) -> int:
     """The most output dimensions whose slices of W fit the shared memory of a GPU of ten times this capability."""
     return MAX_DIMENSION if capability >= 80 or weight.itemsize <= 2 else 512
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..cli.common import Parser, show
+from ..cli.common import Parser, complain, show
 from ..cli.interrupts import exit_code, sigterm_like_ctrl_c
 
 __all__ = ["main"]
@@ -30,11 +30,12 @@ The same command resumes a run that was stopped.
 """
 
 
+_PROGRAM = "embedkit-train"
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 
 _COMMANDS = {
     "mine": (
-        "mine_cli",
+        "mine_command",
         "Add hard negatives to a file of pairs: near texts that are none of the anchor's positives.",
     ),
     "distill": (
@@ -60,22 +61,19 @@ def main(arguments: list[str] | None = None) -> int:
             options = _options(given) if command is None else _command_options(command, given[1:])
             return _run(command, options)
     except (ValueError, OSError, FloatingPointError) as error:
-        print(f"embedkit-train: {error}", file=sys.stderr)
+        complain(str(error), _PROGRAM)
         return 2 if isinstance(error, (ValueError, FileNotFoundError, FileExistsError)) else 1
     except MemoryError as error:
-        print(f"embedkit-train: out of memory: {error}".removesuffix(": "), file=sys.stderr)
+        complain(f"out of memory: {error}".removesuffix(": "), _PROGRAM)
         return 1
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError" and "DefaultCPUAllocator" not in str(error):
             raise
-        print(
-            f"embedkit-train: {error}; lower training.batch_size, or set training.mini_batch_size",
-            file=sys.stderr,
-        )
+        complain(f"{error}; lower training.batch_size, or set training.mini_batch_size", _PROGRAM)
         return 1
     except ImportError as error:
         remedy = "" if "pip install" in str(error) else "; install the extra: pip install 'embedkit[train]'"
-        print(f"embedkit-train: {error}{remedy}", file=sys.stderr)
+        complain(f"{error}{remedy}", _PROGRAM)
         return 1
     except KeyboardInterrupt as stop:
         then = (
@@ -83,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
             if command in _WITHOUT_CHECKPOINTS
             else "goes on from what is saved"
         )
-        print(f"\nembedkit-train: stopped; the same command {then}", file=sys.stderr)
+        complain(f"stopped; the same command {then}", _PROGRAM)
         return exit_code(stop)
 
 

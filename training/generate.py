@@ -32,14 +32,13 @@ def generate_similar(
 class SimilarSentences:
     """A model folder with generator.safetensors, loaded once."""
 
-    def __init__(self, model_folder: str | Path, device: str = "cpu") -> None:
+    def __init__(self, model_folder: str | Path) -> None:
         """Load the model.
 
         Raises:
             FileNotFoundError: the folder does not exist, or has no generator.
         """
-        self.model = UnilmModel.open(model_folder).to(device).eval()
-        self._device = torch.device(device)
+        self.model = UnilmModel.open(model_folder).eval()
 
     def generate(
         self, text: str, n: int = 100, k: int = 20, top_p: float = 0.95, *, seed: int = 0
@@ -51,7 +50,7 @@ class SimilarSentences:
             n: number of samples; duplicates count once.
             k: maximum number of results.
             top_p: probability mass from which tokens are drawn, above 0; 1 draws from all.
-            seed: makes the result deterministic on the same device and version of torch.
+            seed: makes the result deterministic with the same version of torch.
 
         Raises:
             ValueError: a number is out of range.
@@ -77,8 +76,8 @@ class SimilarSentences:
         """``n`` targets of ``text``, in the order of sampling, including repetitions."""
         store = TextStore(self.model.tokenizer_folder, [text], self.model.options.max_length)
         end = store.suffix_ids[-1]
-        generator = torch.Generator(self._device).manual_seed(seed)
-        ids = torch.from_numpy(store.ids(0).astype("int64")).to(self._device)[None]
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.from_numpy(store.ids(0).astype("int64"))[None]
         decoder = _Decoder(self.model)
         hidden = decoder.prefix(ids).expand(n, -1)
         decoder.repeat(n)
@@ -108,9 +107,7 @@ class SimilarSentences:
     def _forbidden(self) -> Tensor:
         """Special tokens except the one that ends a sentence."""
         tokenizer = self._tokenizer
-        return torch.tensor(
-            sorted(set(tokenizer.all_special_ids) - {tokenizer.sep_token_id}), device=self._device
-        )
+        return torch.tensor(sorted(set(tokenizer.all_special_ids) - {tokenizer.sep_token_id}))
 
     def _text(self, ids: list[int]) -> str:
         """The tokens as text, without spaces beside non-ASCII characters, as in Chinese."""

@@ -12,7 +12,7 @@ The cache folder contains, shared by runs with other seeds, dimensions or parts 
   memory;
 * ``pca-….npz``: W_t and the mean;
 * ``targets-….npy``: h_t of the texts of a task, likewise;
-* ``related-….npy``: neighbors of the texts of a task, see `embedkit.training.mine`.
+* ``related-….npy``: neighbors of the texts of a task, see `embedkit.training.neighbors`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .. import Encoder
 from ..inputs import progress
 from .data.texts import Chain, KeyIndex, Keys, Rows, Selection, distinct, text_keys
 from .linear_map import LinearMap, fit, sample_distinct
-from .mine import mine
+from .neighbors import near_and_far
 from .processes import own_gpu
 from .whole_file import write_array, write_whole
 
@@ -348,14 +348,14 @@ class Teachers:
         return _written(path, texts, shape, self._storage, lambda part: projection(self._read(part)))
 
     def related(self, texts: Sequence[str]) -> Rows:
-        """`mine` for distinct texts: (m, 3) rows of them, mapped read-only; kept in the cache."""
+        """`near_and_far` of distinct texts: (m, 3) rows of them, mapped read-only; kept in the cache."""
         path = self._cache / f"related-{_digest(self._names(), _text_digest(texts))}.npy"
         if not path.is_file():
             self.fit(texts, min(_MINE_DIMENSION, self.dimension, len(texts) - 1), center=False)
             vectors = self.targets(texts)
             with _locked(path.with_suffix(".lock")):
                 if not path.is_file():
-                    write_array(path, mine(vectors))
+                    write_array(path, near_and_far(vectors))
         rows: Rows = np.load(path, mmap_mode="r")
         return rows
 

@@ -35,8 +35,6 @@ def build_vocabulary(
     size: int,
     folder: Path,
     *,
-    min_frequency: int = 2,
-    lowercase: bool = True,
     config: Mapping[str, Any] = SMALL_ROFORMER,
 ) -> int:
     """Learn a vocabulary and write tokenizer.json, vocab.txt, tokenizer_config.json and config.json.
@@ -47,8 +45,6 @@ def build_vocabulary(
         texts: the training texts.
         size: maximum number of entries, special tokens included. Single characters take precedence, then frequency.
         folder: created if missing; files in it are replaced.
-        min_frequency: of pieces of several characters.
-        lowercase: whether case and accents are dropped.
         config: of the model; ``vocab_size`` and ``pad_token_id`` are added.
 
     Returns:
@@ -65,11 +61,11 @@ def build_vocabulary(
     if size <= len(_SPECIAL):
         raise ValueError(f"a vocabulary of {size} has no room beside the {len(_SPECIAL)} special tokens")
     tokenizer = Tokenizer(WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     trainer = WordPieceTrainer(
         vocab_size=size,
-        min_frequency=min_frequency,
+        min_frequency=2,
         special_tokens=_SPECIAL,
         limit_alphabet=size - len(_SPECIAL),
         show_progress=False,
@@ -93,7 +89,7 @@ def build_vocabulary(
     (folder / "vocab.txt").write_text("".join(f"{token}\n" for token, _ in entries), encoding="utf-8")
     settings = {
         "tokenizer_class": "BertTokenizer",
-        "do_lower_case": lowercase,
+        "do_lower_case": True,
         "tokenize_chinese_chars": True,
         "model_max_length": int(config.get("max_position_embeddings", 512)),
         "pad_token": "[PAD]",

@@ -29,8 +29,6 @@ class AddedTokenMatcher {
   AddedTokenMatcher(const std::vector<AddedToken>& tokens, const std::vector<std::string>& patterns);
 
   bool empty() const { return tokens_.empty(); }
-  /// First bytes of the patterns.
-  const std::array<bool, 256>& first_bytes() const { return first_; }
 
   /// Looks for the first token that starts in [from, until) of `text`. `taken`: the end of the match before,
   /// which lstrip does not reach behind. Returns false if there is none; `*stopped` is then where the search

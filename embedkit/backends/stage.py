@@ -116,7 +116,7 @@ class Stage(Protocol):
 class HostBatch:
     """A batch whose result is already in host memory."""
 
-    def __init__(self, result: Floats, seconds: float, request: Request, lengths: Sequence[int] = ()) -> None:
+    def __init__(self, result: Floats, seconds: float, request: Request, lengths: Sequence[int]) -> None:
         """Keep a result.
 
         Args:

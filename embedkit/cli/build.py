@@ -23,6 +23,7 @@ from ..index.storage.manifest import METRICS, ReadingEntry
 from . import ray_engine
 from .common import (
     EXIT_OK,
+    add_index_model,
     add_language,
     add_max_memory,
     add_threads,
@@ -125,7 +126,7 @@ def add_commands(commands: Any) -> None:
         command.set_defaults(run=_add, more="inputs", change=name)
         command.add_argument("index", metavar="INDEX", type=os.path.expanduser, help="index folder")
         _add_inputs(command)
-        command.add_argument("--model", metavar="M", help="the index's model, if it was moved")
+        add_index_model(command)
 
 
 def _add_inputs(command: argparse.ArgumentParser) -> None:

@@ -17,6 +17,7 @@ from .common import (
     EXIT_OK,
     EXIT_USAGE,
     CommandError,
+    add_index_model,
     add_language,
     add_max_memory,
     add_threads,
@@ -72,7 +73,7 @@ def add_commands(commands: Any) -> None:
         metavar="N",
         help="documents to encode again (default: 32)",
     )
-    verify.add_argument("--model", metavar="MODEL", help="path of the index's model, if it was moved")
+    add_index_model(verify)
 
     merge = commands.add_parser("merge", help="merge indexes of the same model into a new one")
     merge.set_defaults(run=_merge, more="indexes")

@@ -29,6 +29,7 @@ __all__ = [
     "EXIT_USAGE",
     "CommandError",
     "Parser",
+    "add_index_model",
     "add_language",
     "add_max_memory",
     "add_threads",
@@ -179,6 +180,11 @@ def byte_size(text: str) -> int:
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r}: invalid size; expected e.g. 2GB, 512MB or 1.5GiB")
     return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def add_index_model(command: argparse.ArgumentParser) -> None:
+    """Add ``--model`` of the commands that encode for an index."""
+    command.add_argument("--model", metavar="MODEL", help="path of the index's model, if it was moved")
 
 
 def add_threads(command: argparse.ArgumentParser) -> None:

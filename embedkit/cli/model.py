@@ -23,7 +23,8 @@ examples:
   embedkit-model export sentence-transformers/all-mpnet-base-v2 mpnet-onnx --format onnx
   embedkit-model list
 
-exit codes: 0 done, 1 failed while running, 2 wrong usage or input, 130 interrupted by Ctrl-C
+exit codes: 0 done, 1 failed while running, 2 wrong usage or input, 130 interrupted by Ctrl-C, 143 ended by
+SIGTERM
 """
 
 _CONVERT = """Write a model folder in another precision. fp32 folders are compatible with sentence-transformers in both

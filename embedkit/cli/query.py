@@ -22,6 +22,7 @@ from .common import (
     EXIT_OK,
     EXIT_USAGE,
     CommandError,
+    add_index_model,
     add_threads,
     complain,
     integer,
@@ -94,7 +95,7 @@ def add_commands(commands: Any) -> None:
     query.add_argument(
         "--stats", action="store_true", help="print queries per second and where the time went to stderr"
     )
-    query.add_argument("--model", metavar="MODEL", help="path of the index's model, if it was moved")
+    add_index_model(query)
     query.add_argument(
         "--force", action="store_true", help="accept a different model than the index's, with a warning"
     )

@@ -13,13 +13,22 @@ from pathlib import Path
 
 from .. import __version__
 from ..arguments import CUDA_PRECISIONS, check_positive, check_threads
+from .common import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_USAGE,
+    Parser,
+    byte_size,
+    complain,
+    integer,
+    open_closed_streams,
+    show,
+    told,
+)
 from .terminal import printable
 
-EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
-
+_PROGRAM = "embedkit-serve"
 _LAST_PORT = 65535
 _REMEDIES = {
     ("texts", "length"): "--on-overflow error refuses them",
@@ -40,31 +49,29 @@ exit codes: 0 stopped by a signal after finishing its requests, 1 failed while r
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``embedkit-serve`` with ``argv`` (default: the process' arguments) and return its exit code."""
-    from .common import open_closed_streams, told
-
     open_closed_streams()
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: _complain(f"warning: {told(message, _REMEDIES)}")
+            warnings.showwarning = lambda message, *_, **__: complain(
+                f"warning: {told(message, _REMEDIES)}", _PROGRAM
+            )
             return _serve(_parser().parse_args(argv))
     except SystemExit as stop:  # argparse has printed help or what is wrong
         return int(stop.code or 0)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except (FileNotFoundError, ValueError) as error:
-        _complain(str(error))
+        complain(str(error), _PROGRAM)
         return EXIT_USAGE
     except MemoryError as error:
-        _complain(f"out of memory: {error}".removesuffix(": "))
+        complain(f"out of memory: {error}".removesuffix(": "), _PROGRAM)
         return EXIT_FAILED
     except (ImportError, OSError, RuntimeError) as error:
-        _complain(str(error))
+        complain(str(error), _PROGRAM)
         return EXIT_FAILED
 
 
 def _parser() -> argparse.ArgumentParser:
-    from .common import Parser, byte_size, integer
-
     parser = Parser(
         prog="embedkit-serve",
         description="Serve embeddings, reranking and search over HTTP, with the API of OpenAI, Cohere and Text "
@@ -154,7 +161,6 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     from ..serve.settings import Limits
-    from .common import byte_size, integer
 
     limits = Limits()
     group = parser.add_argument_group("limits")
@@ -238,8 +244,6 @@ def _seconds(text: str) -> float:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from .common import show
-
     try:
         from ..serve.opening import Options, open_state
         from ..serve.server import LOOPBACK, run
@@ -292,7 +296,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             show(f"embedkit-serve: {printable(models)} on http://{shown}:{port}")
             sys.stdout.flush()
             if not keys and arguments.host not in LOOPBACK:
-                _complain(f"warning: anyone who reaches {shown}:{port} may use it; see --api-key")
+                complain(f"warning: anyone who reaches {shown}:{port} may use it; see --api-key", _PROGRAM)
 
         run(state, bound, ready=ready, drain=arguments.drain, log_level=arguments.log_level)
     return EXIT_OK
@@ -332,8 +336,3 @@ def _keys(arguments: argparse.Namespace) -> tuple[str, ...]:
     if (arguments.api_key or file) and not keys:
         raise ValueError("no API key was given: --api-key or the file of --api-key-file is empty")
     return tuple(keys)
-
-
-def _complain(message: str) -> None:
-    with contextlib.suppress(OSError):
-        print(f"embedkit-serve: {printable(message)}", file=sys.stderr)

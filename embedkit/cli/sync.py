@@ -16,6 +16,7 @@ from ..index.storage.manifest import ReadingEntry
 from ..index.sync import FolderSettings, sync
 from .common import (
     EXIT_OK,
+    add_index_model,
     add_max_memory,
     add_threads,
     in_time,
@@ -59,7 +60,7 @@ def add_commands(commands: Any) -> None:
     follow.add_argument(
         "--moved", action="store_true", help="the folder was moved or renamed since the index was built of it"
     )
-    follow.add_argument("--model", metavar="M", help="the index's model, if it was moved")
+    add_index_model(follow)
     again = commands.add_parser(
         "reembed", help="encode all documents again with another model", description=_REEMBED
     )

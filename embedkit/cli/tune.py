@@ -9,7 +9,16 @@ from ..documents import InputError
 from ..documents.readers import Corpus
 from ..index import Index, ModelMismatchError
 from ..index.auto.plot import check_plot, plot
-from .common import EXIT_OK, EXIT_USAGE, CommandError, add_threads, load_index_encoder, print_json, show
+from .common import (
+    EXIT_OK,
+    EXIT_USAGE,
+    CommandError,
+    add_index_model,
+    add_threads,
+    load_index_encoder,
+    print_json,
+    show,
+)
 
 __all__ = ["add_commands", "add_plot", "add_target"]
 
@@ -38,7 +47,7 @@ def add_commands(commands: Any) -> None:
     tune.add_argument("--dry-run", action="store_true", help="measure only, without changing the index")
     add_plot(tune)
     tune.add_argument("--json", action="store_true", help="print a JSON object")
-    tune.add_argument("--model", metavar="MODEL", help="path of the index's model, if it was moved")
+    add_index_model(tune)
     add_threads(tune)
 
 

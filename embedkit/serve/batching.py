@@ -80,9 +80,7 @@ class Batcher:
     a single text are served side by side.
     """
 
-    def __init__(
-        self, compute: Compute, limits: Limits, metrics: ModelMetrics, name: str = "embedkit-batcher"
-    ) -> None:
+    def __init__(self, compute: Compute, limits: Limits, metrics: ModelMetrics) -> None:
         """``compute(key, items)`` returns an array with a row an item; it is called by one thread at a time."""
         self._compute = compute
         self._limits = limits
@@ -93,7 +91,7 @@ class Batcher:
         self._charged = 0
         self._closed = False
         self._rate = 20_000.0  # tokens a second, as measured
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._work, name="embedkit-batcher", daemon=True)
         self._thread.start()
 
     @property

@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from ..index import Hit, Index, IndexDamagedError
 from ..index.search.hits import passage_fields
+from ..index.storage.filters import equal
 from ..index.storage.where import compile_where
 from ..index.words.analyzer import Analyzer, analyzer
 from ..index.words.languages import AUTO, NONE
@@ -346,13 +347,5 @@ def _condition(body: SearchRequest) -> str | None:
         if not body.filter:
             return body.where
         parts.append(f"({body.where})")
-    for field, value in (body.filter or {}).items():
-        name = '"' + field.replace('"', '""') + '"'
-        if value is None:
-            parts.append(f"{name} is null")
-        elif isinstance(value, str):
-            text = value.replace("'", "''")
-            parts.append(f"{name} = '{text}'")
-        else:
-            parts.append(f"{name} = {int(value) if isinstance(value, bool) else value!r}")
+    parts += [equal(field, value) for field, value in (body.filter or {}).items()]
     return " and ".join(parts) or None

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...encoder import Encoder
+from ...output import unit
 from ..recipe import Recipe
 from ..teacher import TeacherOptions, encode_prompted, variance_scale
 from ..whole_file import write_text
@@ -63,29 +64,29 @@ def compare(
     for label, teacher in zip(labels([one.path for one in teachers]), teachers, strict=True):
         with Encoder(teacher.path, precision=teacher.precision) as encoder:
             vectors = encode_prompted(encoder, texts, teacher)
-            units = _unit(vectors)
+            units = unit(vectors)
             joined.append(units if teacher.weight is None else units * variance_scale(units, teacher.weight))
-            cost = _cost(encoder, teacher.path, texts)
+            cost = _cost(encoder, texts)
             rows[label] = {**cost, "dimension": vectors.shape[1]}
     both = np.concatenate(joined, axis=1)
-    both = _unit(both - both.mean(axis=0) if options.center else both)
+    both = unit(both - both.mean(axis=0) if options.center else both)
     for label, folder in (("student, fp32", output / "float"), ("student, int8", output / "model")):
         with Encoder(folder) as encoder:
             vectors = encoder.encode(texts)
             rows[label] = {
-                **_cost(encoder, str(folder), texts),
+                **_cost(encoder, texts),
                 "dimension": vectors.shape[1],
-                **agreement(both, _unit(vectors)),
+                **agreement(both, unit(vectors)),
             }
     if options.index_precision != "fp32":
         rows[f"student, int8, stored in {options.index_precision}"] = {
             "dimension": vectors.shape[1],
-            **agreement(both, _unit(_in_codes(vectors, {"int8": 8, "int6": 6}[options.index_precision]))),
+            **agreement(both, unit(_in_codes(vectors, {"int8": 8, "int6": 6}[options.index_precision]))),
         }
     for width in options.nested():  # of the int8 student
         rows[f"student, int8, first {width}"] = {
             "dimension": width,
-            **agreement(both, _unit(vectors[:, :width])),
+            **agreement(both, unit(vectors[:, :width])),
         }
     return {"rows": rows}
 
@@ -114,12 +115,7 @@ def _in_codes(vectors: npt.NDArray[Any], bits: int) -> npt.NDArray[np.float32]:
     return np.asarray(low + np.rint((vectors - low) / step) * step, np.float32)
 
 
-def _unit(vectors: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return np.asarray(vectors / np.maximum(norms, 1e-12), np.float32)
-
-
-def _cost(encoder: Encoder, folder: str, texts: Sequence[str]) -> dict[str, Any]:
+def _cost(encoder: Encoder, texts: Sequence[str]) -> dict[str, Any]:
     """Texts a second, and the bytes of the weights."""
     timed = list(texts[:_TIMED])
     rates = []

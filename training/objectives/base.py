@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..data.readers import Table
 from ..data.store import TextStore
 from ..data.texts import distinct, text_keys
-from ..evaluate.pairs import spearman as correlation
+from ..evaluate.pairs import spearman
 from ..model import ModelOptions, SentenceModel, pack
 
 __all__ = [
@@ -33,7 +33,7 @@ __all__ = [
     "first_row",
     "gather",
     "sample_texts",
-    "spearman",
+    "spearman_percent",
     "to_tensors",
 ]
 
@@ -203,24 +203,28 @@ def check_choice(name: str, value: str, known: Sequence[str]) -> None:
         raise ValueError(f"unknown objective.{name} {value!r}; expected one of {'; '.join(known)}")
 
 
+def check_positive(name: str, value: float) -> None:
+    """Raise ValueError if the value of the option ``objective.NAME`` is not above 0."""
+    if not value > 0:
+        raise ValueError(f"objective.{name} must be positive, not {value}")
+
+
 def accuracy(logits: npt.NDArray[Any], label: npt.NDArray[Any]) -> float:
     """Share (x 100) of ``logits (n, classes)`` whose highest is that of ``label (n,)``."""
     return 100 * float((logits.argmax(1) == label).mean())
 
 
-def check_matryoshka(
-    dimensions: Sequence[int], width: int | None = None, *, section: str = "objective"
-) -> None:
-    """Check the option ``matryoshka``: dimensions to which vectors of ``width``, if known, can be truncated.
+def check_matryoshka(dimensions: Sequence[int], width: int | None = None) -> None:
+    """Check the option ``objective.matryoshka``: dimensions to which vectors of ``width``, if known, can be truncated.
 
     Raises:
         ValueError: one is not positive, or not below ``width``.
     """
     if min(dimensions, default=1) < 1:
-        raise ValueError(f"{section}.matryoshka must contain positive dimensions, not {dimensions}")
+        raise ValueError(f"objective.matryoshka must contain positive dimensions, not {dimensions}")
     if width is not None and max(dimensions, default=0) >= width:
         raise ValueError(
-            f"{section}.matryoshka {dimensions}: the dimensions must be less than the {width} of the vectors"
+            f"objective.matryoshka {dimensions}: the dimensions must be less than the {width} of the vectors"
         )
 
 
@@ -275,14 +279,14 @@ def _alone() -> bool:
     return not started or torch.is_inference_mode_enabled()
 
 
-def spearman(a: Sequence[float] | npt.NDArray[Any], b: Sequence[float] | npt.NDArray[Any]) -> float:
+def spearman_percent(a: Sequence[float] | npt.NDArray[Any], b: Sequence[float] | npt.NDArray[Any]) -> float:
     """Spearman's rank correlation x 100 of a model's values ``a`` with ``b``; 0 if all of ``a`` are equal.
 
     Raises:
         ValueError: a value is not finite, or all of ``b`` are equal.
     """
     predicted = np.asarray(a)
-    return 0.0 if len(predicted) and (predicted == predicted[0]).all() else 100 * correlation(predicted, b)
+    return 0.0 if len(predicted) and (predicted == predicted[0]).all() else 100 * spearman(predicted, b)
 
 
 def class_names(tables: Mapping[str, Table]) -> tuple[str, ...]:

@@ -37,8 +37,9 @@ from .base import (
     accuracy,
     check_choice,
     check_labels,
+    check_positive,
     class_names,
-    spearman,
+    spearman_percent,
     to_tensors,
 )
 
@@ -206,8 +207,7 @@ class CrossEncoderOptions:
     def __post_init__(self) -> None:
         """Check the values."""
         check_choice("loss", self.loss, ("classification", "regression"))
-        if self.max_score <= 0:
-            raise ValueError(f"objective.max_score must be positive, not {self.max_score}")
+        check_positive("max_score", self.max_score)
 
 
 class CrossEncoder(Objective):
@@ -254,4 +254,4 @@ class CrossEncoder(Objective):
         """Accuracy, or Spearman's rank correlation."""
         if self.options.loss == "classification":
             return {"accuracy": accuracy(outputs["logits"], arrays["label"])}
-        return {"spearman": spearman(outputs["score"], arrays["label"])}
+        return {"spearman": spearman_percent(outputs["score"], arrays["label"])}

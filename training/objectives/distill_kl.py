@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.nn import functional
 
+from .base import check_positive
 from .triplet_distillation import TripletDistillation, TripletDistillationOptions, dot_scores
 
 __all__ = ["DistillKl", "DistillKlOptions", "divergence"]
@@ -40,8 +41,7 @@ class DistillKlOptions(TripletDistillationOptions):
     def __post_init__(self) -> None:
         """Check the values."""
         super().__post_init__()
-        if self.temperature <= 0:
-            raise ValueError(f"objective.temperature must be positive, not {self.temperature}")
+        check_positive("temperature", self.temperature)
 
 
 class DistillKl(TripletDistillation):

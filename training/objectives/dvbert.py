@@ -32,7 +32,16 @@ from torch.nn import functional
 
 from ..data.readers import Table
 from ..model import SentenceModel
-from .base import Arrays, Objective, accuracy, check_choice, check_labels, class_names, spearman
+from .base import (
+    Arrays,
+    Objective,
+    accuracy,
+    check_choice,
+    check_labels,
+    check_positive,
+    class_names,
+    spearman_percent,
+)
 from .cross_encoder import probabilities
 from .sbert import CONCATENATIONS, feature_size, features
 from .teachers import teacher_outputs
@@ -64,8 +73,7 @@ class DvBertOptions:
         """Check the values."""
         check_choice("loss", self.loss, ("classification", "regression"))
         check_choice("concatenation", self.concatenation, CONCATENATIONS)
-        if self.max_score <= 0:
-            raise ValueError(f"objective.max_score must be positive, not {self.max_score}")
+        check_positive("max_score", self.max_score)
         if self.alpha is not None:
             if not 0 <= self.alpha <= 1:
                 raise ValueError(f"objective.alpha must be from 0 to 1, not {self.alpha}")
@@ -169,4 +177,4 @@ class DvBert(Objective):
         """Accuracy, or Spearman's rank correlation."""
         if self.options.loss == "classification":
             return {"accuracy": accuracy(outputs["logits"], arrays["label"])}
-        return {"spearman": spearman(outputs["cosine"], arrays["label"])}
+        return {"spearman": spearman_percent(outputs["cosine"], arrays["label"])}

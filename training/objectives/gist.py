@@ -26,7 +26,7 @@ from ..data.readers import Table
 from ..data.texts import Chain
 from ..model import SentenceModel
 from ..teacher import TeacherOptions, VectorStore, open_encoder
-from .base import Arrays, first_row, gather
+from .base import Arrays, check_positive, first_row, gather
 from .vector_loss import VectorLoss, VectorOptions, check_negatives, negative_fields
 
 __all__ = ["Gist", "GistOptions", "guided_loss"]
@@ -90,8 +90,7 @@ class GistOptions(VectorOptions):
         super().__post_init__()
         if self.guide is None:
             raise ValueError("objective.guide is missing; name a model: {path: FOLDER}")
-        if self.temperature <= 0:
-            raise ValueError(f"objective.temperature must be positive, not {self.temperature}")
+        check_positive("temperature", self.temperature)
         check_negatives(self.negatives, self.hard_negatives)
 
 

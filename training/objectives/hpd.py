@@ -104,7 +104,7 @@ class HpdOptions:
         center: whether the teacher's mean is subtracted; not so in the released code.
         reduction: ``sum`` over the components (the paper), ``mean`` (the released code), or ``cosine``.
         augment: copies of the sentences, or None.
-        mine: extend each single text to an example of three with two of its neighbors (`embedkit.training.mine`).
+        mine: extend each single text to an example of three with two of its neighbors (`embedkit.training.neighbors`).
         storage: type of the teacher's vectors on disk, ``float16`` or ``float32``.
         start: of the student's projection: ``random``; ``pca``, the principal components of its own vectors; or
             ``least_squares``, the ridge regression from its own vectors to the teacher's.

@@ -81,9 +81,9 @@ class MinBertOptions:
         ):
             check_choice(name, getattr(self, name), known)
         if self.hinge_margin < 0:
-            raise ValueError(f"objective.hinge_margin must be from 0, not {self.hinge_margin}")
+            raise ValueError(f"objective.hinge_margin must not be negative: {self.hinge_margin}")
         if self.max_score < 1:
-            raise ValueError(f"objective.max_score must be positive, not {self.max_score}")
+            raise ValueError(f"objective.max_score must be at least 1, not {self.max_score}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"objective.dropout must be from 0 to below 1, not {self.dropout}")
 

@@ -32,7 +32,7 @@ from ..data.texts import Chain
 from ..model import ModelOptions
 from ..teacher import VectorStore, open_encoder
 from ..unilm import UnilmModel, pack_pairs
-from .base import Arrays, Batch, Objective, first_row, gather, spearman, to_tensors
+from .base import Arrays, Batch, Objective, first_row, gather, spearman_percent, to_tensors
 
 __all__ = ["RoformerSim", "RoformerSimOptions", "contrastive_loss", "noised", "similarity_distillation"]
 
@@ -174,7 +174,7 @@ class RoformerSim(Objective):
         scores: dict[str, float] = {}
         gold = arrays.get("label", arrays.get("score"))
         if gold is not None and len(np.unique(gold)) > 1:
-            scores["spearman"] = spearman(outputs["cosine"], gold)
+            scores["spearman"] = spearman_percent(outputs["cosine"], gold)
         same = arrays["label"] == 1 if "label" in arrays else np.ones(len(outputs["nll"]), bool)
         if "score" not in arrays and same.any():
             scores["perplexity"] = float(np.exp(outputs["nll"][same].sum() / outputs["tokens"][same].sum()))

@@ -27,7 +27,7 @@ from torch.nn import functional
 from ..data.readers import Table
 from ..model import ModelOptions, SentenceModel, transformer_folder
 from ..unilm import load_pooler
-from .base import Arrays, Objective, accuracy, check_choice, spearman
+from .base import Arrays, Objective, accuracy, check_choice, spearman_percent
 from .sbert import features
 
 __all__ = ["LOSSES", "NLI", "RoformerSimFt", "RoformerSimFtOptions", "cosine_loss", "masked_logits"]
@@ -114,7 +114,7 @@ class RoformerSimFt(Objective):
 
     def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
         """Spearman x 100 of the cosine with the label or score (NLI: entailment or not), and the head's accuracy."""
-        scores = {"spearman": spearman(outputs["cosine"], arrays["gold"])}
+        scores = {"spearman": spearman_percent(outputs["cosine"], arrays["gold"])}
         if "logits" in outputs:
             scores["accuracy"] = accuracy(outputs["logits"], arrays["label"])
         return scores

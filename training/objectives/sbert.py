@@ -19,7 +19,16 @@ from torch.nn import functional
 
 from ..data.readers import Table
 from ..model import SentenceModel
-from .base import Arrays, Objective, accuracy, check_choice, check_labels, class_names, spearman
+from .base import (
+    Arrays,
+    Objective,
+    accuracy,
+    check_choice,
+    check_labels,
+    check_positive,
+    class_names,
+    spearman_percent,
+)
 
 __all__ = ["CONCATENATIONS", "Sbert", "SbertOptions", "features"]
 
@@ -73,8 +82,7 @@ class SbertOptions:
     def __post_init__(self) -> None:
         check_choice("loss", self.loss, ("classification", "regression", "triplet"))
         check_choice("concatenation", self.concatenation, CONCATENATIONS)
-        if self.max_score <= 0:
-            raise ValueError(f"objective.max_score must be positive, not {self.max_score}")
+        check_positive("max_score", self.max_score)
 
 
 class Sbert(Objective):
@@ -121,5 +129,5 @@ class Sbert(Objective):
         if self.options.loss == "classification":
             return {"accuracy": accuracy(outputs["logits"], arrays["label"])}
         if self.options.loss == "regression":
-            return {"spearman": spearman(outputs["cosine"], arrays["label"])}
+            return {"spearman": spearman_percent(outputs["cosine"], arrays["label"])}
         return {"accuracy": 100 * float((outputs["distance"] < 0).mean())}

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from ..data.readers import Table
 from ..model import SentenceModel
-from .base import first_row, gather
+from .base import check_positive, first_row, gather
 from .vector_loss import VectorLoss, VectorOptions, check_negatives, negative_fields
 
 __all__ = ["SimCse", "SimCseOptions", "contrastive_loss"]
@@ -65,8 +65,7 @@ class SimCseOptions(VectorOptions):
     def __post_init__(self) -> None:
         """Check the values."""
         super().__post_init__()
-        if self.temperature <= 0:
-            raise ValueError(f"objective.temperature must be positive, not {self.temperature}")
+        check_positive("temperature", self.temperature)
         check_negatives(self.negatives, self.hard_negatives)
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from ..data.readers import Table
 from ..model import SentenceModel
-from .base import Arrays, Objective, check_matryoshka, check_scores, spearman
+from .base import Arrays, Objective, check_matryoshka, check_positive, check_scores, spearman_percent
 
 __all__ = [
     "ScoredPairs",
@@ -112,8 +112,7 @@ class ScoredPairsOptions(VectorOptions):
     def __post_init__(self) -> None:
         """Check the values."""
         super().__post_init__()
-        if self.scale <= 0:
-            raise ValueError(f"objective.scale must be positive, not {self.scale}")
+        check_positive("scale", self.scale)
 
 
 class ScoredPairs(VectorLoss):
@@ -128,4 +127,4 @@ class ScoredPairs(VectorLoss):
 
     def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
         """Spearman's correlation of the cosine with the score."""
-        return {"spearman": spearman(outputs["similarity"][:, 0], arrays["label"])}
+        return {"spearman": spearman_percent(outputs["similarity"][:, 0], arrays["label"])}

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ..storage.faiss_index import Float32Array, Int64Array, import_faiss
+from ..storage.faiss_index import Float32Array, Int64Array
 from ..storage.generation import Generation
+from ..storage.raw import exact_search
 from ..storage.search_parameters import SearchParameters
 from ..storage.vectors import normalize_rows
 from .measure import FINAL_CALLS, K, Point, check_recall, recalls, smallest, timed_search
@@ -20,7 +21,6 @@ __all__ = ["Tuned", "tune"]
 QUERIES = 1000
 """Number of stored vectors used as queries if none are given."""
 
-_BLOCK_ROWS = 16_384
 _MOST_EF = 4096
 _SEED = 20240
 
@@ -103,7 +103,7 @@ def tune(generation: Generation, target_recall: float, queries: Float32Array | N
     if k < 1:
         raise ValueError("the index holds one document: there is nothing to tune")
     extra = k + bool(len(own))
-    truth = _without(_exact(generation, asked, living, extra), own)
+    truth = _without(exact_search(asked, extra, living, generation.vectors)[1], own)
 
     def measured(value: int, calls: int = 1) -> Point:
         parameters = SearchParameters(**{kind: value})
@@ -119,23 +119,6 @@ def tune(generation: Generation, target_recall: float, queries: Float32Array | N
         _log.warning("no %s reaches recall@10 %g; %d reaches %.4f", kind, target_recall, value, final.recall)
     shown = [final if one.parameters == final.parameters else one for one in points]
     return Tuned(final, point is not None, target_recall, len(asked), bool(len(own)), shown)
-
-
-def _exact(generation: Generation, queries: Float32Array, living: Int64Array, k: int) -> Int64Array:
-    """(q, k) rows of exact search over the stored vectors, block by block."""
-    faiss = import_faiss()
-    scores = np.full((len(queries), k), -np.inf, np.float32)
-    rows = np.full((len(queries), k), -1, np.int64)
-    for begin in range(0, len(living), _BLOCK_ROWS):
-        block = living[begin : begin + _BLOCK_ROWS]
-        more, found = faiss.knn(queries, generation.vectors(block), k, metric=faiss.METRIC_INNER_PRODUCT)
-        more = np.where(found < 0, -np.inf, more)
-        all_scores = np.concatenate([scores, more], axis=1)
-        all_rows = np.concatenate([rows, np.where(found < 0, -1, block[found])], axis=1)
-        best = np.argsort(-all_scores, axis=1, kind="stable")[:, :k]
-        scores = np.take_along_axis(all_scores, best, axis=1)
-        rows = np.take_along_axis(all_rows, best, axis=1)
-    return rows
 
 
 def _without(found: Int64Array, own: Int64Array) -> Int64Array:

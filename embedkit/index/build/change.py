@@ -16,7 +16,6 @@ from ...documents.errors import InputError
 from ...documents.passages import document_of
 from ..auto.tune import Tuned
 from ..errors import BuildError, IndexExistsError, ModelMismatchError, ResumeError
-from ..search.prepared import check_search_parameters
 from ..several import several_ids
 from ..storage import faiss_index
 from ..storage.filters import Where
@@ -322,7 +321,7 @@ def store_tuned(root: Path, tuned: Tuned, measured: Manifest) -> None:
 def _store_defaults(
     writer: Writer, base: Generation, parameters: SearchParameters, tuning: dict[str, Any] | None
 ) -> None:
-    check_search_parameters(base, parameters)
+    base.check(parameters)
     manifest = replace(
         base.manifest,
         nprobe=parameters.nprobe,

@@ -15,6 +15,7 @@ import numpy as np
 
 from ...documents.errors import InputError
 from ..storage.faiss_index import Float32Array, Int64Array, faiss_threads, import_faiss
+from ..storage.vectors import normalize_rows
 from ..words.languages import AUTO, NONE, detect_language, stop_words
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def make_picture(
         rows = np.sort(np.random.default_rng(_SEED).choice(rows, max(3, sample), replace=False))
     vectors = generation.vectors(rows)
     if generation.manifest.metric == "cosine":
-        vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        vectors = normalize_rows(vectors)
     found = generation.fetch(rows)
     documents = [found[row] for row in rows.tolist()]
     points, how = layout_of(vectors, layout)

@@ -13,7 +13,7 @@ from ..storage.generation import Chosen, Generation
 from ..storage.search_parameters import SearchParameters
 from .hybrid import DEPTH, WORDS_WEIGHT, Parts, check_weight, fuse
 
-__all__ = ["Found", "Hybrid", "PreparedSearch", "check_search_parameters", "prepare"]
+__all__ = ["Found", "Hybrid", "PreparedSearch", "prepare"]
 
 Hybrid = bool | float | None
 """Whether to search for words, too: ``None``: if the index has them; a number: the weight of the words, 0 to 1."""
@@ -93,7 +93,7 @@ def prepare(
         raise TypeError(f"k must be an integer, not {k!r:.80}") from None
     if k < 1:
         raise ValueError(f"k must be at least 1, not {k}")
-    check_search_parameters(generation, parameters)
+    generation.check(parameters)
     return PreparedSearch(
         generation,
         min(k, generation.manifest.documents),
@@ -120,25 +120,3 @@ def _words_weight(generation: Generation, hybrid: Hybrid) -> float | None:
             "and --words-weight (hybrid=None)"
         )
     return weight
-
-
-def check_search_parameters(generation: Generation, parameters: SearchParameters) -> None:
-    """Raise ValueError if a parameter is out of range or does not apply to this kind of index."""
-    nprobe, ef, rescore = parameters.nprobe, parameters.ef, parameters.rescore
-    if rescore is not None and rescore < 0:
-        raise ValueError(f"rescore must be 0 (off) or more, not {rescore}")
-    if rescore and generation.manifest.kept == "none":
-        raise ValueError(
-            f"rescore does not apply: the index is {generation.factory} and keeps no vectors beside its codes; "
-            "build it with --keep fp32 or int8"
-        )
-    if nprobe is not None and not generation.nlist:
-        raise ValueError(f"nprobe does not apply: the index is {generation.factory}, without inverted lists")
-    if nprobe is not None and not 1 <= nprobe <= generation.nlist:
-        raise ValueError(
-            f"nprobe must be from 1 to {generation.nlist}, the lists of this index, not {nprobe}"
-        )
-    if ef is not None and not generation.ef:
-        raise ValueError(f"ef does not apply: the index is {generation.factory}, not HNSW")
-    if ef is not None and ef < 1:
-        raise ValueError(f"ef must be at least 1, not {ef}")

@@ -130,7 +130,7 @@ class FaissPart:
         """The candidates that it keeps by default; ``None`` if it is not HNSW."""
         return _ef_of(self.index)
 
-    def to_gpu(self, gpu: FaissGpu, *, half: bool, before: Iterable[FaissPart] = ()) -> None:
+    def to_gpu(self, gpu: FaissGpu, *, half: bool, before: Iterable[FaissPart]) -> None:
         """Search on the GPU from now on, except for more than `GPU_MOST` hits.
 
         Args:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["Where", "condition_of"]
+__all__ = ["Where", "condition_of", "equal"]
 
 Where = str | Mapping[str, Any]
 """A condition on documents: an expression (`where`), or a dictionary."""
@@ -43,6 +43,15 @@ def condition_of(where: object) -> str:
     return _all(where, 1)
 
 
+def equal(key: str, value: object) -> str:
+    """The condition that the field ``key`` has ``value``; ``None``: that it has none."""
+    return _compare(key, _quoted(key), "$eq", value)
+
+
+def _quoted(key: str) -> str:
+    return '"' + key.replace('"', '""') + '"'
+
+
 def _all(where: Mapping[Any, Any], depth: int) -> str:
     if depth > _MOST_NESTED:
         raise ValueError(f"the condition is nested more than {_MOST_NESTED} deep")
@@ -66,7 +75,7 @@ def _one(key: object, value: object, depth: int) -> str:
         raise ValueError(
             f"unknown operator {key!r:.80}; the dicts of $and and $or hold fields, and fields operators"
         )
-    field = '"' + key.replace('"', '""') + '"'
+    field = _quoted(key)
     if not isinstance(value, Mapping):
         return _compare(key, field, "$eq", value)
     if not value:

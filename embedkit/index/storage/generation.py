@@ -132,6 +132,25 @@ class Generation:
             _RESCORED_WHERE_MIXED if rescore is None and self._mixed else rescore,
         )
 
+    def check(self, parameters: SearchParameters) -> None:
+        """Raise ValueError if a parameter is out of range or does not apply to this kind of index."""
+        nprobe, ef, rescore = parameters.nprobe, parameters.ef, parameters.rescore
+        if rescore is not None and rescore < 0:
+            raise ValueError(f"rescore must be 0 (off) or more, not {rescore}")
+        if rescore and self.manifest.kept == "none":
+            raise ValueError(
+                f"rescore does not apply: the index is {self.factory} and keeps no vectors beside its codes; "
+                "build it with --keep fp32 or int8"
+            )
+        if nprobe is not None and not self.nlist:
+            raise ValueError(f"nprobe does not apply: the index is {self.factory}, without inverted lists")
+        if nprobe is not None and not 1 <= nprobe <= self.nlist:
+            raise ValueError(f"nprobe must be from 1 to {self.nlist}, the lists of this index, not {nprobe}")
+        if ef is not None and not self.ef:
+            raise ValueError(f"ef does not apply: the index is {self.factory}, not HNSW")
+        if ef is not None and ef < 1:
+            raise ValueError(f"ef must be at least 1, not {ef}")
+
     def choose(self, where: Where) -> Chosen:
         """The rows that match the condition ``where`` (`ValueError` if it is invalid); caches a few conditions."""
         where = condition_of(where)
@@ -241,12 +260,11 @@ class Generation:
             max(rarest, default=0.0),
         )
 
-    def keywords(self, query: str | Asked, limit: int, chosen: Chosen | None) -> list[tuple[int, float]]:
-        """The ``limit`` best rows for the words of ``query`` and their BM25 scores, best first.
+    def keywords(self, asked: Asked, limit: int, chosen: Chosen | None) -> list[tuple[int, float]]:
+        """The ``limit`` best rows for the words ``asked`` for and their BM25 scores, best first.
 
         The scores are those that one segment of all documents would give.
         """
-        asked = self.asked(query) if isinstance(query, str) else query
         found: list[tuple[float, int]] = []
         for number, segment in enumerate(self.segments):
             bits = segment.living() if chosen is None else chosen[number]

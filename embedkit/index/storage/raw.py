@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -126,9 +126,9 @@ def best(scores: Float32Array, rows: Int64Array, k: int) -> tuple[Float32Array, 
 
 
 def exact_search(
-    vectors: Float32Array, k: int, rows: Int64Array, raw: RawVectors
+    vectors: Float32Array, k: int, rows: Int64Array, gather: Callable[[Int64Array], Float32Array]
 ) -> tuple[Float32Array, Int64Array]:
-    """The best ``k`` of ``rows`` by their vectors: scores and rows, both (n, min(k, len(rows)))."""
+    """The best ``k`` of ``rows``, whose vectors ``gather`` reads: scores and rows, both (n, min(k, len(rows)))."""
     faiss = import_faiss()
     k = min(k, len(rows))
     scores = np.empty((len(vectors), 0), np.float32)
@@ -136,7 +136,7 @@ def exact_search(
     for begin in range(0, len(rows), 16_384):
         block = rows[begin : begin + 16_384]
         some, places = faiss.knn(
-            vectors, raw.gather(block), min(k, len(block)), metric=faiss.METRIC_INNER_PRODUCT
+            vectors, gather(block), min(k, len(block)), metric=faiss.METRIC_INNER_PRODUCT
         )
         scores = np.concatenate([scores, some], axis=1)
         found = np.concatenate([found, block[places]], axis=1)

@@ -132,7 +132,7 @@ class Segment:
             allowed = Allowed(mine, count_bits(mine), chosen is not None)
 
         def exact(some: Float32Array, k: int, rows: Int64Array) -> tuple[Float32Array, Int64Array]:
-            scores, found = exact_search(some, k, rows + start, self.raw)
+            scores, found = exact_search(some, k, rows + start, self.raw.gather)
             return scores, found - start
 
         if part.exact or parameters.rescore is None:

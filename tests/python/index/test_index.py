@@ -217,7 +217,7 @@ def test_closing_an_index_that_is_in_use_is_no_damage(tmp_path: Path, encoder: F
     reads: list[Callable[[], object]] = [
         lambda: generation.find_passages(["0"]),
         lambda: generation.choose("id = '0'"),
-        lambda: generation.keywords("red", 5, None),
+        lambda: generation.keywords(generation.asked("red"), 5, None),
     ]
     for read in reads:
         with pytest.raises(ValueError, match="the index is closed"):

@@ -14,6 +14,7 @@ from fake_encoder import FakeEncoder
 
 from embedkit import _core
 from embedkit.index import Document, Index, IndexDamagedError
+from embedkit.index.storage.generation import Chosen
 from embedkit.index.storage.layout import current_name
 from embedkit.index.storage.words import TITLE_WEIGHT
 from embedkit.index.words.analyzer import Analyzer, analyzer
@@ -48,6 +49,10 @@ def some_documents(count: int, seed: int) -> list[Document]:
         )
         for number in range(count)
     ]
+
+
+def _best(index: Index, query: str, limit: int, chosen: Chosen | None = None) -> list[tuple[int, float]]:
+    return index.generation.keywords(index.generation.asked(query), limit, chosen)
 
 
 def by_sqlite(
@@ -85,7 +90,7 @@ def test_scores_are_those_of_sqlite(tmp_path: Path, query: str, limit: int) -> N
     documents = some_documents(5000 if limit == 10 else 300, 1)
     expected = by_sqlite(documents, query, analyzer("english"), limit)
     with Index.build(tmp_path / "index", documents, FakeEncoder(), language="english") as index:
-        found = index.generation.keywords(query, limit, None)
+        found = _best(index, query, limit)
     assert [row for row, _ in found] == [row for row, _ in expected]
     assert [score for _, score in found] == pytest.approx([score for _, score in expected], rel=1e-12)
     assert bool(found) == (query != "nothing of this kind")
@@ -96,16 +101,16 @@ def test_conditions_deletions_and_replacements(tmp_path: Path) -> None:
     replaced = [Document("wing boundary x", "2-7", {"n": 7}), Document("wing w3", "2-308", {"n": 8})]
     with Index.build(tmp_path / "index", documents[:200], FakeEncoder(), language="english") as index:
         index.upsert([*documents[200:], *replaced])
-        every = index.generation.keywords("wing boundary", 1000, None)
+        every = _best(index, "wing boundary", 1000)
         chosen = index.generation.choose("n < 50")
-        some = index.generation.keywords("wing boundary", 1000, chosen)
+        some = _best(index, "wing boundary", 1000, chosen)
         ids = {row: index.generation.id(row) for row, _ in every}
         assert some == [(row, score) for row, score in every if ids[row] == "2-308" or int(ids[row][2:]) < 50]
         assert len(some) < len(every) == len(set(ids.values())) and "" not in ids.values()
         assert {"2-7", "2-308"} <= set(ids.values())
         gone = [ids[row] for row, _ in every[:20]]
         index.delete(gone)
-        left = index.generation.keywords("wing boundary", 1000, None)
+        left = _best(index, "wing boundary", 1000)
         assert left == [(row, score) for row, score in every if ids[row] not in gone]
 
 
@@ -113,13 +118,13 @@ def test_segments_together_score_as_one(tmp_path: Path) -> None:
     documents = some_documents(158, 3)
     queries = ["w40 w50 boundary", "wing connected zyzzyva", "果 東京 x", "w59"]
     with Index.build(tmp_path / "one", documents, FakeEncoder(), language="english") as index:
-        whole = [index.generation.keywords(query, 400, None) for query in queries]
+        whole = [_best(index, query, 400) for query in queries]
         best = index.search(queries, k=10)
     with Index.build(tmp_path / "many", documents[:100], FakeEncoder(), language="english") as index:
         for start, end in [(100, 150), (150, 155), (155, 156), (156, 157), (157, 158)]:
             index.add(documents[start:end])
         assert len(index.generation.segments) == 6
-        assert all(whole) and [index.generation.keywords(query, 400, None) for query in queries] == whole
+        assert all(whole) and [_best(index, query, 400) for query in queries] == whole
         for hits, expected in zip(index.search(queries, k=10), best, strict=True):
             assert [hit.id for hit in hits] == [hit.id for hit in expected]
             assert [hit.score for hit in hits] == pytest.approx([hit.score for hit in expected], rel=1e-5)
@@ -129,7 +134,7 @@ def test_a_document_added_alone_scores_by_the_words_of_all(tmp_path: Path) -> No
     documents = [Document(f"restarting the mail server number {n}", str(n)) for n in range(60)]
     with Index.build(tmp_path / "index", documents, FakeEncoder(), language="english") as index:
         index.add([Document("the zebra cluster", "zebra")])
-        ((row, score),) = index.generation.keywords("zebra lentil printer", 5, None)
+        ((row, score),) = _best(index, "zebra lentil printer", 5)
         assert index.generation.id(row) == "zebra" and score > 3
 
 
@@ -144,7 +149,7 @@ def test_segments_of_several_languages_share_their_counts(tmp_path: Path) -> Non
         (recipes, zebra), (plain_recipes, plain_zebra, stop) = asked.weights
         assert recipes == plain_recipes == stop < 1e-5 and zebra == plain_zebra > 3
         assert asked.attainable == zebra
-        found = index.generation.keywords("zebra recipes", 50, None)
+        found = _best(index, "zebra recipes", 50)
         assert index.generation.id(found[0][0]) == "zebra" and len(found) == 32
 
 
@@ -154,7 +159,7 @@ def test_lists_that_are_made_in_parts(tmp_path: Path, monkeypatch: pytest.Monkey
     for count in (1, 5, 9, 40, 300):  # a quarter of them at once
         documents = some_documents(count, 1)
         with Index.build(tmp_path / str(count), documents, FakeEncoder(), language="english") as index:
-            found = index.generation.keywords(query, count, None)
+            found = _best(index, query, count)
         expected = by_sqlite(documents, query, analyzer("english"), count)
         assert [row for row, _ in found] == [row for row, _ in expected]
         assert [score for _, score in found] == pytest.approx([score for _, score in expected], rel=1e-12)
@@ -164,14 +169,14 @@ def test_a_mark_by_itself_is_no_word(tmp_path: Path) -> None:
     texts = ["wing \u0301 layer", "wing", "\u0301", "nothing"]
     with Index.build(tmp_path / "index", texts, FakeEncoder(), language="english") as index:
         assert analyzer("english").terms("\u0301 wing") == ["wing"]
-        found = index.generation.keywords("wing \u0301", 10, None)
+        found = _best(index, "wing \u0301", 10)
     assert [row for row, _ in found] == [1, 0]
 
 
 def test_a_folder_of_any_name(tmp_path: Path) -> None:
     for name in ("a b", "%41?x=1#y", "ü"):
         with Index.build(tmp_path / name / "index", ["one wing", "two"], FakeEncoder()) as index:
-            assert [row for row, _ in index.generation.keywords("wing", 5, None)] == [0]
+            assert [row for row, _ in _best(index, "wing", 5)] == [0]
 
 
 def test_the_file_has_words_once_and_no_scratch(tmp_path: Path) -> None:
@@ -189,9 +194,9 @@ def test_threads_ask_at_once(tmp_path: Path) -> None:
     documents = some_documents(2000, 5)
     queries = [f"w{n} w{n + 1} wing 果" for n in range(59)] * 4
     with Index.build(tmp_path / "index", documents, FakeEncoder(), language="english") as index:
-        expected = [index.generation.keywords(query, 20, None) for query in queries]
+        expected = [_best(index, query, 20) for query in queries]
     with Index.open(tmp_path / "index", FakeEncoder()) as index, ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda query: index.generation.keywords(query, 20, None), queries)) == expected
+        assert list(pool.map(lambda query: _best(index, query, 20), queries)) == expected
 
 
 DAMAGE = [

@@ -156,7 +156,7 @@ def test_ctrl_c_and_the_same_command_again(
 @pytest.mark.parametrize(
     ("command", "stopped_in"),
     [
-        (["mine", "pairs.tsv", "out.tsv"], "embedkit.training.mine_cli.run"),
+        (["mine", "pairs.tsv", "out.tsv"], "embedkit.training.mine_command.run"),
         (["distill-static", "model", "-o", "out", "-q"], "embedkit.training.distillation.static_command.run"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Related texts for unlabelled texts, mined by a teacher.
+"""Related texts for unlabeled texts, found by a teacher.
 
 Random sentences are unrelated, so a batch of them teaches little about near-duplicates and close neighbors. Augmented
 SBERT (Thakur et al. 2021, arXiv:2010.08240) therefore draws pairs from a search; here each text gets two of its
@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["mine"]
+from ..output import unit
 
-_NEIGHBOURS = 15  # searched; one is drawn from the nearest third, one from the farthest
+__all__ = ["near_and_far"]
+
+_NEIGHBORS = 15  # searched; one is drawn from the nearest third, one from the farthest
 _SAME = 0.97  # a neighbor with a higher cosine is the same text in another spelling
 _CELL = 400  # texts of a cell, on average; `_PROBED` of them are searched
 _PROBED = 12
@@ -23,7 +25,7 @@ _EXACT = 20_000  # texts up to which all are searched
 Rows = npt.NDArray[np.int64]
 
 
-def mine(vectors: npt.NDArray[Any], seed: int = 0) -> Rows:
+def near_and_far(vectors: npt.NDArray[Any], seed: int = 0) -> Rows:
     """For each text a near and a farther neighbor; deterministic for a seed.
 
     Args:
@@ -39,21 +41,20 @@ def mine(vectors: npt.NDArray[Any], seed: int = 0) -> Rows:
     from ..index.storage.faiss_index import import_faiss
 
     faiss = import_faiss()
-    unit = np.asarray(vectors, np.float32)
-    unit = unit / np.maximum(np.linalg.norm(unit, axis=1, keepdims=True), 1e-12)
-    count, width = unit.shape
+    units = unit(vectors)
+    count, width = units.shape
     if count <= _EXACT:
         index = faiss.IndexFlatIP(width)
     else:
         index = faiss.index_factory(width, f"IVF{count // _CELL},Flat", faiss.METRIC_INNER_PRODUCT)
-        index.train(unit)
+        index.train(units)
         index.nprobe = _PROBED
-    index.add(unit)
-    scores, found = index.search(unit, min(_NEIGHBOURS + 1, count))
+    index.add(units)
+    scores, found = index.search(units, min(_NEIGHBORS + 1, count))
     random = np.random.default_rng(seed)
     rows = []
-    for text, (score, neighbours) in enumerate(zip(scores, found, strict=True)):
-        others = neighbours[(neighbours >= 0) & (neighbours != text) & (score < _SAME)]
+    for text, (score, neighbors) in enumerate(zip(scores, found, strict=True)):
+        others = neighbors[(neighbors >= 0) & (neighbors != text) & (score < _SAME)]
         if len(others) < 2:
             continue
         third = max(len(others) // 3, 1)

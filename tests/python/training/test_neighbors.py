@@ -1,4 +1,4 @@
-"""Mined texts against an exhaustive search."""
+"""Near and far neighbors against an exhaustive search."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ pytest.importorskip("faiss")
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
-from embedkit.training import mine as module
+from embedkit.training import neighbors as module
 from embedkit.training.data.readers import Table
-from embedkit.training.mine import mine
+from embedkit.training.neighbors import near_and_far
 from embedkit.training.objectives.hpd import Hpd, HpdOptions
 from embedkit.training.teacher import TeacherOptions
 
 
 def test_near_and_far_neighbours() -> None:
     vectors = np.random.default_rng(0).normal(size=(300, 8))
-    rows = mine(vectors)
+    rows = near_and_far(vectors)
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     cosines = unit @ unit.T
     np.fill_diagonal(cosines, -2)
@@ -30,23 +30,23 @@ def test_near_and_far_neighbours() -> None:
         rank = [int((cosines[text] > cosines[text, other]).sum()) for other in (near, far)]
         same = int((cosines[text] >= 0.97).sum())
         assert rank[0] - same < 5 and 10 - same <= rank[1] < 15
-    np.testing.assert_array_equal(mine(vectors), rows)
-    assert (mine(vectors, seed=1) != rows).any()
+    np.testing.assert_array_equal(near_and_far(vectors), rows)
+    assert (near_and_far(vectors, seed=1) != rows).any()
 
 
 def test_copies_and_lonely_texts_are_left_out() -> None:
     unit = np.eye(4)[[0, 0, 1, 2]]
-    rows = mine(unit)
+    rows = near_and_far(unit)
     assert {0, 1} <= set(rows[:, 0]) and not any({0, 1} <= set(row) for row in rows.tolist())
-    assert mine(np.eye(2)).shape == (0, 3)
+    assert near_and_far(np.eye(2)).shape == (0, 3)
 
 
 def test_cells_find_nearly_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors = np.random.default_rng(0).normal(size=(4000, 4))
-    exact = mine(vectors)
+    exact = near_and_far(vectors)
     monkeypatch.setattr(module, "_EXACT", 100)
     monkeypatch.setattr(module, "_PROBED", 6)
-    assert (mine(vectors) == exact).mean() > 0.9
+    assert (near_and_far(vectors) == exact).mean() > 0.9
 
 
 def test_texts_become_groups(make_model: Callable[..., Path], texts: list[str], tmp_path: Path) -> None:
