@@ -142,7 +142,6 @@ void Encoder::prepare(const PackedBatch& batch, Workspace& w, int workers) const
   if (weights_.projection) w.embedded_.shape(tokens, config_.embedding_size);
   if (w.separate_) w.normed_.shape(kernels_, config_.precision, tokens, hidden, hidden);
   w.stop_step_.store(kNever, std::memory_order_relaxed);
-  if (weights_.layers.empty()) return;
   const Layer& layer = weights_.layers.front();
   // Attention reads whole vectors and blocks of keys: past the last row there must be memory, whatever is in
   // it.
@@ -283,7 +282,7 @@ void Encoder::embed(const PackedBatch& batch, Workspace& w, const Worker& worker
     if (!projected) task.quantized = w.hidden_.quantized(own.begin);
     kernels_.norm(task);
   }
-  if (w.separate_ && !weights_.layers.empty()) {
+  if (w.separate_) {
     const LayerNorm& norm = weights_.layers.front().attention_input_norm;
     if (norm.weight() != nullptr) {
       normalize_into(norm, w.hidden_.floats(), nullptr, w.normed_, own);
@@ -339,7 +338,11 @@ void Encoder::attend(const PackedBatch& batch, Workspace& w, size_t index, const
   const size_t head_size = config_.head_width();
   const size_t shared = config_.key_value_heads();
   const bool local = config_.is_local(index);
-  if (shared < heads) {  // several items read one key: it is placed before
+  // Queries and keys are placed before if several items read one key, or if other workers may read on past
+  // the end of a sequence, in whole vectors, while this one writes there.
+  const bool places = config_.query_key_norm || !weights_.rotary.empty();
+  const bool before = places && (shared < heads || worker.count > 1);
+  if (before) {
     const size_t all = heads + 2 * shared;
     const Share own = worker.share(batch.sequences() * all);
     for (size_t item = own.begin; item < own.end; ++item)
@@ -360,7 +363,7 @@ void Encoder::attend(const PackedBatch& batch, Workspace& w, size_t index, const
     const size_t key = heads + head * shared / heads;
     const float* projected = w.query_key_value_.row(row);
     // These columns of these rows are this item's alone.
-    if (shared == heads)
+    if (places && !before)
       for (const size_t own : {head, key, key + shared}) place(batch, w, index, sequence, {own, own + 1});
     tasks[count++] = {
         .q = projected + column,

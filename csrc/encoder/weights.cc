@@ -92,6 +92,7 @@ class Reader {
   LayerNorm head_norm(const std::string& name) const {
     LayerNorm result = norm(name, config_.head_width());
     result.gamma = paired(result.gamma, 1);
+    result.beta = paired(result.beta, 1);
     return result;
   }
 
@@ -208,8 +209,10 @@ void EncoderConfig::validate() const {
   positive(max_position_embeddings, "max_position_embeddings");
   require(type_vocab_size <= (size_t{1} << 30), "type_vocab_size is ", type_vocab_size,
           "; it must be below 2^30");
-  require(static_rows <= (size_t{1} << 30) && (static_rows == 0 || num_hidden_layers == 0), "static_rows is ",
-          static_rows, "; it must be below 2^30, of a model without layers");
+  require(static_rows <= (size_t{1} << 30) && (static_rows > 0) == (num_hidden_layers == 0),
+          "static_rows is ", static_rows, " of a model of ", num_hidden_layers,
+          " layers; it must be below 2^30, and positive if "
+          "there are no layers");
   require(padding_idx >= -1 && max_position_embeddings > static_cast<size_t>(padding_idx + int64_t{1}),
           "padding_idx is ", padding_idx, " and leaves none of ", max_position_embeddings, " positions");
   require(
@@ -268,7 +271,7 @@ void EncoderConfig::validate() const {
   require(!normalizes_before() || (embedding_size == 0 && !(grouped && embedding_norm)),
           "layers that normalize their input take no projected embeddings, and normalized ones only if "
           "no layer is used twice");
-  require(num_hidden_layers == 0 || embedding_norm || embedding_size > 0 || normalizes_before(),
+  require(static_rows > 0 || embedding_norm || embedding_size > 0 || normalizes_before(),
           "embeddings that are not normalized need layers that normalize their input");
   // 255 * 127 * K must fit an int32 accumulator.
   require(std::max({hidden_size, intermediate_size, embedding_size}) <= 65536,
@@ -505,7 +508,7 @@ Weights load_weights(const EncoderConfig& config, const Tensors& tensors, const 
     weights.rotary = RotaryTable(
         ready, width,
         {config.rotary_base, config.rotary_divisor, config.rotary_short_wave, config.rotary_long_wave});
-  else if (config.position_table && !config.alibi && config.num_hidden_layers > 0)
+  else if (config.position_table && !config.alibi && config.static_rows == 0)
     weights.positions =
         reader.table("embeddings.position_embeddings", config.max_position_embeddings, embedded);
   if (config.embedding_size > 0)

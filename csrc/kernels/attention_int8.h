@@ -2,9 +2,12 @@
 // bits, with exact sums in int32; softmax in fixed point. Written once for every instruction set that
 // multiplies bytes.
 //
-//   q ≈ s_q (q8 - kHalf)   k ≈ s_k k8   v ≈ s_v v16         one scale each for the sequence and head
-//   softmax(q kᵀ / √d)_ij ≈ p_ij / Σ_j p_ij,  p_ij = round(2^14 exp(s_q s_k (t_ij - max_j t_ij) / √d)),
+//   q_i ≈ s_i (q8_i - kHalf)   k - mean k ≈ s_k k8   v ≈ s_v v16
+//   softmax(q kᵀ / √d)_ij ≈ p_ij / Σ_j p_ij,  p_ij = round(2^14 exp(s_i s_k (t_ij - max_j t_ij) / √d)),
 //   t_ij = Σ_d (q8_id - kHalf) k8_jd
+//
+// The mean of the keys adds the same to all scores of a query, which changes no probability; without it the
+// bytes are finer, much finer where keys share a large bias, as in Qwen2.
 //
 // As in attention.h, blocks of query rows pass through two products and the softmax between them, so the
 // memory grows with the length, not with its square. `Dot` is that of linear_int8.h and, for attention,
@@ -144,7 +147,7 @@ struct Int8AttentionLayout {
   size_t row_keys;  ///< of a row of scores: from a whole vector on, whole vectors of 16-bit lanes
   size_t features;  ///< likewise
   size_t row;       ///< bytes of a quantized row: whole vectors of four features a lane
-  size_t k, start, v, scores, p, mixed, block, bytes;
+  size_t q_scale, k, start, v, scores, p, mixed, block, bytes;
 
   Int8AttentionLayout(size_t length, size_t head_size)
       : keys(round_up(length, V::kLanes)),
@@ -152,7 +155,8 @@ struct Int8AttentionLayout {
         features(round_up(head_size, V::kLanes)),
         row(round_up(head_size, 4 * V::kLanes)) {
     const auto after = [](size_t begin, size_t size) { return begin + round_up(size, kCacheLine); };
-    k = after(0, length * row);
+    q_scale = after(0, length * row);
+    k = after(q_scale, length * sizeof(float));
     start = after(k, keys * row);
     v = after(start, keys * sizeof(int32_t));
     scores = after(v, keys / 2 * features * sizeof(int32_t));
@@ -161,6 +165,11 @@ struct Int8AttentionLayout {
     block = after(mixed, kRows * features * sizeof(float));
     bytes = after(block, V::kLanes * row);
   }
+};
+
+/// What the queries of several heads share: keys and values in the form that the products read.
+struct PackedKeys {
+  float s_k, s_v;
 };
 
 /// One sequence and head in the form that the products read.
@@ -176,10 +185,12 @@ class Int8Attention {
     base_ = reinterpret_cast<uint8_t*>(task.scratch) + (round_up(address, kCacheLine) - address);
   }
 
-  void run() {
-    const float scores = pack_queries() * pack_keys() * task_.scale;
-    const FixedScale<V> scale(scores * kLog2E);
-    const float values = pack_values();
+  PackedKeys pack() { return {pack_keys(), pack_values()}; }
+
+  void run(PackedKeys packed) {
+    pack_queries();
+    const float* s_q = at<float>(at_.q_scale);
+    const float shared = packed.s_k * task_.scale;
     over_tiles(task_.length, kRows, [&](size_t row, size_t height) {
       // The keys that some row of the tile sees, from a whole vector on: all of them without limits.
       const Seen keys{seen_by(task_, row).begin / V::kLanes * V::kLanes,
@@ -188,10 +199,11 @@ class Int8Attention {
       float factor[kRows];
       for (size_t r = 0; r < height; ++r) {
         const Seen seen = seen_by(task_, row + r);
-        factor[r] = task_.bias == nullptr ? softmax(r, keys, seen, scale)
-                                          : softmax_biased(r, row + r, keys, seen, scores);
+        const float scale = s_q[row + r] * shared;
+        factor[r] =
+            packed.s_v / (task_.bias == nullptr ? softmax(r, keys, seen, FixedScale<V>(scale * kLog2E))
+                                                : softmax_biased(r, row + r, keys, seen, scale));
       }
-      for (size_t r = 0; r < height; ++r) factor[r] = values / factor[r];
       mix_values(row, height, keys, factor);
     });
   }
@@ -204,23 +216,48 @@ class Int8Attention {
 
   static float inverse(float largest, float bound) { return largest > 0 ? bound / largest : 0.0f; }
 
-  /// q8 + kHalf as bytes; returns s_q.
-  float pack_queries() {
+  /// q8 + kHalf as bytes, and the scale of each query: a large one does not coarsen the others.
+  void pack_queries() {
     constexpr float kBound = Dot::kHalf - 1;
-    const float high = largest<V>(task_.q, task_.ld, task_.length, task_.head_size);
-    const auto factor = V::set1(inverse(high, kBound));
     const auto half = V::set1(static_cast<float>(Dot::kHalf));
-    for (size_t i = 0; i < task_.length; ++i)
+    const float* q = task_.q;
+    for (size_t i = 0; i < task_.length; ++i, q += task_.ld) {
+      const float high = largest<V>(q, task_.ld, 1, task_.head_size);
+      const auto factor = V::set1(inverse(high, kBound));
+      at<float>(at_.q_scale)[i] = high / kBound;
       for (size_t d = 0; d < at_.features; d += V::kLanes)  // past head_size keys are zero
-        V::store_quantized(at<uint8_t>(i * at_.row + d),
-                           V::fma(V::load(task_.q + i * task_.ld + d), factor, half));
-    return high / kBound;
+        V::store_quantized(at<uint8_t>(i * at_.row + d), V::fma(V::load(q + d), factor, half));
+    }
+  }
+
+  /// Calls run(d, load), load(row) the features of a row from d on, for all of them.
+  template <class Run>
+  void over_features(Run&& run) const {
+    over_columns<V>(
+        task_.head_size, [&](size_t d) { run(d, [=](const float* row) { return V::load(row + d); }); },
+        [&](size_t d, size_t n) { run(d, [=](const float* row) { return V::load_first(row + d, n); }); });
+  }
+
+  /// The mean key at `mean`, whole vectors of it; returns the largest |k - mean|.
+  float center_keys(float* mean) const {
+    const auto share = V::set1(1.0f / static_cast<float>(task_.length));
+    auto high = V::zero();
+    over_features([&](size_t d, auto&& load) {
+      auto sum = V::zero();
+      for (size_t j = 0; j < task_.length; ++j) sum = V::add(sum, load(task_.k + j * task_.ld));
+      const auto middle = V::mul(sum, share);
+      V::store(mean + d, middle);
+      for (size_t j = 0; j < task_.length; ++j)
+        high = V::max(high, V::magnitude(V::sub(load(task_.k + j * task_.ld), middle)));
+    });
+    return V::highest(high);
   }
 
   /// k8 as [feature / 4][key][feature % 4] and -kHalf Σ k8; returns s_k.
   float pack_keys() {
     constexpr float kBound = 127;
-    const float high = largest<V>(task_.k, task_.ld, task_.length, task_.head_size);
+    auto* mean = at<float>(at_.mixed);  // which is free until values are mixed
+    const float high = center_keys(mean);
     const auto factor = V::set1(inverse(high, kBound));
     auto* block = at<uint8_t>(at_.block);
     for (size_t j0 = 0; j0 < at_.keys; j0 += V::kLanes) {
@@ -228,9 +265,9 @@ class Int8Attention {
       for (size_t j = j0; j < std::min(task_.length, j0 + V::kLanes); ++j) {
         const float* from = task_.k + j * task_.ld;
         auto* to = reinterpret_cast<int8_t*>(block + (j - j0) * at_.row);
-        over_columns<V>(
-            task_.head_size, [&](size_t d) { V::store_bytes(to + d, V::mul(V::load(from + d), factor)); },
-            [&](size_t d, size_t n) { V::store_bytes(to + d, V::mul(V::load_first(from + d, n), factor)); });
+        over_features([&](size_t d, auto&& load) {
+          V::store_bytes(to + d, V::mul(V::sub(load(from), V::load(mean + d)), factor));
+        });
       }
       auto* keys = at<float>(at_.k) + j0;
       const size_t ld = at_.row / sizeof(float);
@@ -397,7 +434,13 @@ size_t attention_int8_scratch(size_t length, size_t head_size) {
 
 template <class Dot>
 void attention_int8(const AttentionTask* tasks, size_t heads) {
-  for (size_t head = 0; head < heads; ++head) Int8Attention<Dot>(tasks[head]).run();
+  PackedKeys packed{};
+  for (size_t head = 0; head < heads; ++head) {
+    Int8Attention<Dot> attention(tasks[head]);
+    // Grouped heads, one after the other, read the same keys and values, and leave them as they are.
+    if (head == 0 || tasks[head].k != tasks[head - 1].k) packed = attention.pack();
+    attention.run(packed);
+  }
 }
 
 }  // namespace

@@ -48,8 +48,6 @@ struct Avx2 {
   static F sub(F a, F b) { return _mm256_sub_ps(a, b); }
   static F mul(F a, F b) { return _mm256_mul_ps(a, b); }
   static F div(F a, F b) { return _mm256_div_ps(a, b); }
-  /// 1 / x; the hardware's estimate has 12 bits only.
-  static F reciprocal(F x) { return _mm256_div_ps(set1(1.0f), x); }
   static F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
   static F min(F a, F b) { return _mm256_min_ps(a, b); }
   static F max(F a, F b) { return _mm256_max_ps(a, b); }

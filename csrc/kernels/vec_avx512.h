@@ -44,8 +44,6 @@ struct Avx512 {
   static F sub(F a, F b) { return _mm512_sub_ps(a, b); }
   static F mul(F a, F b) { return _mm512_mul_ps(a, b); }
   static F div(F a, F b) { return _mm512_div_ps(a, b); }
-  /// 1 / x, relative error below 2^-14.
-  static F reciprocal(F x) { return _mm512_rcp14_ps(x); }
   static F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
   /// table[i] of 32 floats from a 64-byte boundary, i the integer in the low bits of the floats `shifted`.
   static F look_up(const float* table, F shifted) {

@@ -55,8 +55,6 @@ struct Neon {
   static F sub(F a, F b) { return vsubq_f32(a, b); }
   static F mul(F a, F b) { return vmulq_f32(a, b); }
   static F div(F a, F b) { return vdivq_f32(a, b); }
-  /// 1 / x; the hardware's estimate has 8 bits only.
-  static F reciprocal(F x) { return vdivq_f32(set1(1.0f), x); }
   static F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }
   static F min(F a, F b) { return vminq_f32(a, b); }
   static F max(F a, F b) { return vmaxq_f32(a, b); }

@@ -91,8 +91,34 @@ void check(const Attention& attention, size_t length, size_t head_size, float ma
         scale);
 }
 
+/// Of keys that share a large vector, which changes no probability.
+void check_shared(const Attention& attention, size_t length, size_t head_size, double error) {
+  Matrix qkv(length, 3 * head_size, static_cast<unsigned>(length + head_size), -1, 1);
+  for (size_t i = 0; i < length; ++i) {
+    qkv.row(i)[0] *= 0.1f;  // so that scores stay small
+    qkv.row(i)[head_size] += 100;
+  }
+  check(attention, qkv, length, head_size, {}, error);
+}
+
+/// A large query changes the result of no other.
+void check_large_query(const Attention& attention, size_t length, size_t head_size) {
+  Matrix qkv(length, 3 * head_size, static_cast<unsigned>(length + head_size), -1, 1);
+  Matrix before(length, head_size, 1, 7, 7), after(length, head_size, 1, 7, 7);
+  std::vector<float> scratch(attention.scratch(length, head_size) + Kernels::kSlack);
+  for (Matrix* out : {&before, &after}) {
+    const float* q = qkv.row(0);
+    const AttentionTask task{q,         q + head_size, q + 2 * head_size, qkv.ld,  length,
+                             head_size, 0.25f,         out->row(0),       out->ld, scratch.data()};
+    attention.run(&task, 1);
+    for (size_t d = 0; d < head_size; ++d) qkv.row(0)[d] *= 20;
+  }
+  for (size_t i = 1; i < length; ++i)
+    for (size_t d = 0; d < head_size; ++d) CHECK_EQ(after.row(i)[d], before.row(i)[d]);
+}
+
 /// Of queries and keys that 8 bits hold exactly, so that the softmax is what errs: scores of every size,
-/// biases that leave nothing of a key.
+/// biases that leave nothing of a key. The mean of the keys is zero.
 void check_exact(const Attention& attention, size_t length, size_t head_size, double error) {
   for (const double size : {0.0, 1e-9, 0.02, 0.3, 5.0, 80.0, 1e4}) {
     Matrix qkv(length, 3 * head_size, static_cast<unsigned>(length), -1, 1);
@@ -104,6 +130,9 @@ void check_exact(const Attention& attention, size_t length, size_t head_size, do
       }
     qkv.row(0)[0] = static_cast<float>(size);
     qkv.row(0)[head_size] = 1;
+    for (size_t i = 1; i < length; ++i)
+      for (size_t d = head_size; d < 2 * head_size; ++d)
+        qkv.row(i)[d] = i % 2 == 1 ? -qkv.row(i - 1)[d] : i + 1 == length ? 0.0f : qkv.row(i)[d];
     check(attention, qkv, length, head_size, {}, error);
     std::vector<float> bias = biases(length);
     for (size_t i = 0; i < bias.size(); i += 3) bias[i] = -1e9f;
@@ -178,9 +207,14 @@ int main() {
           const Attention& int8 = kernels.attention_int8;
           check(int8, length, head_size, 1, biased, 0.012);
           check(int8, length, head_size, 4, biased, 0.4);
+          if (!biased)
+            for (const Attention* attention : {&fp32, &bf16, &int8})
+              check_large_query(*attention, length, head_size);
           // The tiles of AMX round a query times the factor of its scores to bfloat16.
           if (!biased && length <= 130 && isa != Isa::kAmx && isa != Isa::kAmxEmulated)
             check_exact(int8, length, head_size, 0.003);
+          if (!biased && isa != Isa::kAmx && isa != Isa::kAmxEmulated)
+            check_shared(int8, length, head_size, 0.012);
           // bfloat16 has 8 bits.
           check(bf16, length, head_size, 1, biased, 0.008);
           check(bf16, length, head_size, 4, biased, 0.3);
