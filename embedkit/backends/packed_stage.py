@@ -123,7 +123,7 @@ class PackedStage:
     A batch is padded to the size of the next CUDA graph (see `buckets`), which is captured when the size occurs for
     the second time. If a capture fails, e.g. because other work in the process synchronizes the device meanwhile,
     that size runs without a graph from then on. If memory runs out, the token budget is halved permanently and the
-    batch is cut again.
+    batch is cut again; a text longer than the budget raises it to its length.
 
     With ``wider``, the sum of each result is downloaded with it: a sequence whose sum is not finite has overflowed, and
     is encoded again with the wider model, without a graph. The kernels keep it from affecting its neighbors.
@@ -181,7 +181,8 @@ class PackedStage:
         self._overflowed = 0
         self._prompted = not folder.pooling.include_prompt
         self._ranges: tuple[Any, Tensor | None] = (None, None)
-        self._prepare(max(budget or BUDGET, _aligned(folder.positions)))
+        self._first_budget = budget or BUDGET
+        self._prepare(self._first_budget)
 
     def _prepare(self, budget: int) -> None:
         """Reset for batches of at most ``budget`` tokens; the first batch allocates the memory."""
@@ -265,6 +266,10 @@ class PackedStage:
         self, window: _core.TokenWindow, order: Indices, request: Request, wider: BatchModel | None = None
     ) -> Batch:
         lengths = window.lengths[order]
+        longest = _aligned(int(lengths.max(initial=1)))
+        if longest > self._buckets.budget:
+            self._prepare(longest)
+            self._device.reset()
         buckets = self._buckets
         if lengths.sum() <= buckets.budget and len(order) <= buckets.sequences(buckets.budget):
             try:
@@ -275,7 +280,7 @@ class PackedStage:
                 # The frames of its traceback hold the memory in question.
                 failure = error.with_traceback(None)
                 failure.__context__ = None
-            self._shrink(failure)
+            self._shrink(failure, longest)
         parts = self._buckets.cut(lengths, 0)
         # The budget was halved after this batch was cut.
         return Joined(
@@ -285,15 +290,17 @@ class PackedStage:
             ]
         )
 
-    def _shrink(self, error: Exception) -> None:
+    def _shrink(self, error: Exception, longest: int) -> None:
+        """Halve the budget; if a text of ``longest`` tokens would not fit it, begin anew and raise MemoryError."""
         budget = self._buckets.budget
-        smallest = budget // 2 < _aligned(self._positions)
-        self._prepare(budget if smallest else budget // 2)
+        smallest = budget // 2 < longest
+        self._prepare(self._first_budget if smallest else budget // 2)
         self._device.reset()
         if smallest:
+            half = ", or open the Encoder with precision='fp16'" if self._precision == "fp32" else ""
             raise MemoryError(
-                f"{self._device.device}: no memory for a batch of {budget} tokens; stop other users of the "
-                "device, or open the Encoder with precision='fp16'"
+                f"{self._device.device}: no memory for a batch of {budget} tokens; stop other users of the device, "
+                f"lower max_length{half}"
             ) from error
         if not self._warned:
             self._warned = True
@@ -396,7 +403,7 @@ class PackedStage:
                         raise
                     failure = error.with_traceback(None)
                     failure.__context__ = None
-                self._shrink(failure)
+                self._shrink(failure, _aligned(1))
 
     def _capture_usual(self) -> None:
         if not len(self._static):

@@ -247,10 +247,44 @@ def test_out_of_memory_halves_the_budget(make_model: Make, texts: list[str]) -> 
         warnings.simplefilter("error")
         np.testing.assert_allclose(encoder.encode(texts[:50]), result[:50], rtol=0, atol=1e-5)
     model.fail = lambda tokens: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory"))
-    with pytest.raises(MemoryError, match=r"no memory for a batch of 112 tokens; stop other users"):
+    with pytest.raises(
+        MemoryError, match=r"no memory for a batch of \d+ tokens; stop other users.*precision='fp16'"
+    ):
         encoder.encode(texts)
     model.fail = None
     np.testing.assert_allclose(encoder.encode(texts), result, rtol=0, atol=1e-5)
+
+
+def test_memory_is_for_the_texts_not_for_all_positions(make_model: Make) -> None:
+    folder = make_model(max_positions=5000)
+    model = PlainModel(folder)
+
+    def fail(tokens: int) -> None:
+        if tokens > 2000:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    model.fail = fail
+    encoder, _, _ = packed(folder, budget=8000, model=model, max_length=4000)
+    short, long = ["a red fox"] * 1500, "the night " * 1500
+    reference = Encoder(folder, max_length=4000)
+    with pytest.warns(UserWarning, match="out of memory"):
+        np.testing.assert_allclose(encoder.encode(short), reference.encode(short), rtol=0, atol=1e-5)
+    budget = encoder.describe()["token_budget"]
+    assert 500 < budget <= 2000
+    with pytest.raises(MemoryError, match="no memory for a batch of 30"):
+        encoder.encode(["a", long])
+    model.fail = None
+    texts = [*short, long]
+    np.testing.assert_allclose(encoder.encode(texts), reference.encode(texts), rtol=0, atol=1e-5)
+
+
+def test_a_text_longer_than_the_budget_raises_it(make_model: Make) -> None:
+    folder = make_model(max_positions=5000)
+    encoder, _, _ = packed(folder, budget=200, max_length=4000)
+    texts = ["a red fox", "the night " * 700, "a"] * 3
+    expected = Encoder(folder, max_length=4000).encode(texts)
+    np.testing.assert_allclose(encoder.encode(texts), expected, rtol=0, atol=1e-5)
+    assert encoder.describe()["token_budget"] == 1408
 
 
 @pytest.mark.parametrize(
