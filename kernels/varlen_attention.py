@@ -104,8 +104,8 @@ def varlen_attention(
             BEFORE=-1 if before is None else min(before, _FARTHEST),
             AFTER=-1 if after is None else min(after, _FARTHEST),
             **_options(
-                size, query.element_size(), bias is None and rotary is None, tile_map.shape[1] - HEADER,
-                capability_of(query.device),
+                size, query.element_size(), tile_map.shape[1] - HEADER, capability_of(query.device),
+                bias=bias is not None, rotary=rotary is not None,
             ),
         )  # fmt: skip
     return result
@@ -117,9 +117,10 @@ def max_head_size(capability: int) -> int:
 
 
 def _options(
-    head_size: int, element_size: int, plain: bool, block: int = BLOCK, capability: int = 80
+    head_size: int, element_size: int, block: int = BLOCK, capability: int = 80, *, bias: bool, rotary: bool
 ) -> dict[str, Any]:
-    """The compile-time arguments of `forward` that follow from the shapes; ``plain``: no bias, no rotary."""
+    """The compile-time arguments of `forward` that follow from the shapes."""
+    plain = not bias and not rotary
     block_d = max(16, triton.next_power_of_2(head_size))
     options: dict[str, Any] = {
         "D": head_size,
@@ -138,7 +139,9 @@ def _options(
     # Small heads: many programs per multiprocessor hide more latency than loading keys ahead would, which takes as many
     # registers again. On an H100 one stage is 29 % faster for heads of 32 with a bias, and up to 10 % for plain ones of
     # 64; with a bias those take 2.
-    stages = 1 if block_d <= (64 if plain else 32) else 2
+    # Two stages of rotated heads of 256 do not fit the shared memory of sm_86, sm_89 and sm_120.
+    one = block_d <= (64 if plain else 32) or (rotary and block_d > 128)
+    stages = 1 if one else 2
     return options | blocks("varlen_attention", capability, BLOCK_N=32, num_warps=warps, num_stages=stages)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from .. import _core
 from ..model_folder.folder import ModelFolder
 from ..model_folder.tokenizer import Tokenizer
-from .cuda_device import CudaDevice, Device, find_devices
+from .cuda_device import CudaDevice, Device, find_devices, out_of_memory
 from .many import ManyStages
 from .packed_model import PackedModel
 from .packed_stage import BatchModel, PackedStage
@@ -66,6 +66,7 @@ def open_stage(
             device,
             precision=precision,
             wider=partial(load, "bf16", device) if precision == "fp16" else None,
+            check=check_products if precision == "fp32" else None,
             target=opened[0].device,
         )
         for device in opened
@@ -101,6 +102,8 @@ def choose_precision(
 ) -> str:
     """The 16-bit precision whose embeddings of a few texts are closest to those of fp32.
 
+    Without memory for fp32 it is bf16.
+
     fp16 has three more mantissa bits than bf16 but overflows beyond 65504; a model whose weights or activations do so
     runs in bf16.
     """
@@ -123,7 +126,12 @@ def choose_precision(
         batch.deliver(out, np.arange(window.texts))
         return out
 
-    reference = vectors("fp32")
+    try:
+        reference = vectors("fp32")
+    except (MemoryError, RuntimeError) as error:
+        if not (isinstance(error, MemoryError) or out_of_memory(error)):
+            raise
+        return "bf16"  # the model may fit in 16 bits; those of bf16 never overflow
     try:
         half = vectors("fp16")
     except ValueError:  # the weights overflow

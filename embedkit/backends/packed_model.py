@@ -176,7 +176,8 @@ def finish_on_device(vectors: Tensor, request: Request, ranges: Tensor | None) -
     if request.dtype == "float32":
         return kept
     if ranges is not None:
-        step = (ranges[1] - ranges[0]) / 255
+        # by a tensor: CUDA multiplies by the rounded inverse of a number, which gives other codes than numpy
+        step = (ranges[1] - ranges[0]) / torch.full_like(ranges[0], 255)
         levels = ((kept - ranges[0]) / torch.where(step == 0, 1, step)).floor().clamp(0, 255)
         return levels.to(torch.uint8) if request.dtype == "uint8" else (levels - 128).to(torch.int8)
     bits = pad((kept > 0).to(torch.uint8), (0, -kept.shape[1] % 8)).view(len(kept), -1, 8)

@@ -151,6 +151,7 @@ class PackedStage:
         precision: str,
         budget: int | None = None,
         wider: Callable[[], BatchModel] | None = None,
+        check: Callable[[], None] | None = None,
         target: torch.device | None = None,
     ) -> None:
         """Run a loaded model.
@@ -162,6 +163,7 @@ class PackedStage:
             precision: its name for `describe`.
             budget: maximum tokens in a batch; None for `BUDGET`.
             wider: loads the model in a type with a larger range, for sequences that overflow.
+            check: called before each batch; raises if a setting of the process would change the results.
             target: where token embeddings that are left on a device go; None for this one.
         """
         self.dimension = model.dimension
@@ -177,6 +179,7 @@ class PackedStage:
         self._warned = False
         self._target = target or device.device
         self._load_wider = wider
+        self._check = check
         self._wider: BatchModel | None = None
         self._overflowed = 0
         self._prompted = not folder.pooling.include_prompt
@@ -233,6 +236,8 @@ class PackedStage:
                 "processes with multiprocessing.get_context('spawn') or 'forkserver', or open the Encoder "
                 "in the child"
             )
+        if self._check is not None:
+            self._check()
         with self._lock:
             return self._submit(window, order, request)
 

@@ -144,11 +144,18 @@ class PlainModel:
 
 
 def packed(
-    folder: Path, *, budget: int | None = 600, model: Any = None, wider: Any = None, **options: Any
+    folder: Path,
+    *,
+    budget: int | None = 600,
+    model: Any = None,
+    wider: Any = None,
+    check: Any = None,
+    **options: Any,
 ) -> tuple[Encoder, Any, Any]:
     """An `Encoder` on the simulated device and model, and these two."""
     device, model = EagerDevice(), model or PlainModel(folder)
-    stage = PackedStage(open_folder(folder), model, device, precision="fp32", budget=budget, wider=wider)  # type: ignore[arg-type]
+    more = {"budget": budget, "wider": wider, "check": check}
+    stage = PackedStage(open_folder(folder), model, device, precision="fp32", **more)  # type: ignore[arg-type]
     encoder = staged(folder, stage, **options)
     encoder._loaded.tensors = True  # type: ignore[union-attr]
     return encoder, device, model

@@ -433,6 +433,8 @@ def test_the_nearest_precision_is_chosen(make_model: Make) -> None:
     def choice(spoil: str = "", refuse: str = "") -> str:
         def load(precision: str, device: Any) -> Any:
             loaded.append(precision)
+            if precision == refuse == "fp32":
+                raise torch.OutOfMemoryError("CUDA out of memory")
             if precision == refuse:
                 raise ValueError(f"tensor 'x' holds values beyond {precision}")
             model = PlainModel(folder, DTYPES[precision])
@@ -447,6 +449,7 @@ def test_the_nearest_precision_is_chosen(make_model: Make) -> None:
     assert loaded == ["fp32", "fp16", "bf16"]
     assert choice(spoil="fp16") == "bf16"
     assert choice(refuse="fp16") == "bf16"
+    assert choice(refuse="fp32") == "bf16"
 
 
 def test_fp32_is_not_computed_in_fewer_bits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -468,6 +471,18 @@ def test_fp32_is_not_computed_in_fewer_bits(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: "high")
     with pytest.raises(ValueError, match=r"is 'high', .*; set it to 'highest'"):
         cuda.check_products()
+
+
+def test_a_setting_that_changes_later_is_refused(make_model: Make, texts: list[str]) -> None:
+    encoder, _, _ = packed(make_model(), check=cuda.check_products)
+    encoder.encode(texts[:3])
+    torch.set_float32_matmul_precision("high")
+    try:
+        with pytest.raises(ValueError, match="TF32, with 10 of 23 bits; set it to"):
+            encoder.encode(texts[:3])
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    encoder.encode(texts[:3])
 
 
 def test_calls_from_several_threads(make_model: Make, texts: list[str]) -> None:

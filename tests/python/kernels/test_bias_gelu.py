@@ -12,10 +12,10 @@ triton = pytest.importorskip("triton")
 
 from embedkit.kernels import bias_gelu_triton as kernels
 from embedkit.kernels.blocks import blocks
-from triton_harness import check_usage, compiled
+from triton_harness import CAPABILITIES, check_usage, compiled
 
 
-@pytest.mark.parametrize("capability", [80, 86, 89, 90])
+@pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("new", [False, True])
 @pytest.mark.parametrize(("size", "dtype"), [(1536, "bf16"), (1200, "fp32")])
 def test_compiles_without_a_spill(

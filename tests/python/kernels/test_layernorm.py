@@ -12,10 +12,10 @@ triton = pytest.importorskip("triton")
 
 from embedkit.kernels import layernorm_triton as kernels
 from embedkit.kernels.layernorm import row_blocks
-from triton_harness import check_usage, compiled
+from triton_harness import CAPABILITIES, check_usage, compiled
 
 
-@pytest.mark.parametrize("capability", [80, 86, 89, 90])
+@pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("size", [312, 384, 768, 8192])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_residual_compiles_without_a_spill(
@@ -29,7 +29,7 @@ def test_residual_compiles_without_a_spill(
     assert "ld.global.v4.b32" in code.asm["ptx"], "rows are not read 16 bytes at a time"
 
 
-@pytest.mark.parametrize("capability", [80, 86, 89, 90, 100, 120])
+@pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize(
     ("size", "dtype", "typed"), [(384, "bf16", True), (384, "bf16", False), (8192, "fp32", True)]
 )

@@ -14,7 +14,7 @@ triton = pytest.importorskip("triton")
 from embedkit.kernels import pool_project_normalize as host
 from embedkit.kernels import pool_project_normalize_triton as kernels
 from embedkit.kernels.launch import warps
-from triton_harness import DTYPES, check_usage, compiled
+from triton_harness import CAPABILITIES, DTYPES, check_usage, compiled
 
 # H, D, dtype, layout, pooling, output, save: the common models, the widest rows, the widest projections.
 FORWARD = [
@@ -32,7 +32,7 @@ FORWARD = [
 
 TARGETS = [(case, capability) for case in FORWARD for capability in (80, 90)]
 # sm_86 and sm_89: the common case, and those that need the most shared memory, of which these GPUs have less.
-TARGETS += [(FORWARD[index], capability) for index in (0, 3) for capability in (86, 89)]
+TARGETS += [(FORWARD[index], capability) for index in (0, 3) for capability in (86, 89, 100, 120)]
 # sm_75: the widest float32 projection that it takes.
 TARGETS += [(FORWARD[8], 75)]
 
@@ -76,7 +76,7 @@ def test_forward_compiles_without_a_spill(
         assert re.search(r"ld\.global\.v4\.b32", ptx), "rows are not read 16 bytes at a time"
 
 
-@pytest.mark.parametrize("capability", [80, 86, 89, 90])
+@pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("size", [384, 8192])
 @pytest.mark.parametrize(("layout", "pooling"), [("packed", "mean"), ("mask", "max"), ("lengths", "cls")])
 def test_backward_compiles_without_a_spill(
@@ -91,7 +91,7 @@ def test_backward_compiles_without_a_spill(
     check_usage(compiled(kernels.backward_tokens, types, constants, capability), tmp_path, record_property)
 
 
-@pytest.mark.parametrize("capability", [80, 86, 89, 90])
+@pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("dimension", [1, 128, 8192])
 def test_backward_of_the_head_compiles_without_a_spill(
     *, capability: int, dimension: int, tmp_path: Path, record_property: Any

@@ -19,6 +19,7 @@ from triton_harness import check_usage, compiled
 
 # The first tensor cores for e4m3 are those of sm_89.
 TARGETS = [("int8", 80), ("int8", 86), ("int8", 89), ("int8", 90), ("fp8", 89), ("fp8", 90)]
+TARGETS += [(products, capability) for products in ("int8", "fp8") for capability in (100, 120)]
 # Outputs, inputs, groups in, groups out: query, key and value; the two of the feed-forward part; odd sizes.
 SHAPES = [(1152, 384, False, False), (1536, 384, False, True), (384, 1536, True, False)]
 
@@ -52,8 +53,8 @@ def test_compiles_without_a_spill(
     }  # fmt: skip
     code = compiled(quantized_linear_triton.forward, types, constants, capability)
     check_usage(code, tmp_path, record_property)
-    instruction = "wgmma.mma_async" if capability == 90 else "mma.sync"
-    assert instruction in code.asm["ptx"], "the tensor cores are not used"
+    instructions = {90: ("wgmma.mma_async",), 100: ("tcgen05.mma", "mma.sync")}.get(capability, ("mma.sync",))
+    assert any(one in code.asm["ptx"] for one in instructions), "the tensor cores are not used"
 
 
 @pytest.mark.parametrize(("products", "capability"), TARGETS)

@@ -25,6 +25,9 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 INTERPRETED = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
 # Shared memory that one program may have, bytes; a multiprocessor has 1 KiB more, and takes 1 KiB for each program.
+CAPABILITIES = [80, 86, 89, 90, 100, 120]
+"""Ten times the compute capabilities that each kernel is compiled for, in a common shape."""
+
 SHARED_MEMORY = {
     75: 64 * 1024,
     80: 163 * 1024,
