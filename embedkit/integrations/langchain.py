@@ -25,10 +25,11 @@ except ImportError as error:
 
 from ..documents import Document as IndexDocument
 from ..encoder import Encoder
-from ..index import Index, IndexNotFoundError, InputError
+from ..index import Index, IndexNotFoundError, InputError, ResumeError
 from ..index.search.hits import split_fields
 from ..index.storage.document_store import StoredDocument
 from ..index.storage.filters import Where
+from ..index.storage.layout import JOURNAL_FILE
 from ..index.storage.manifest import Metric
 from .opening import encoder_of
 
@@ -103,7 +104,7 @@ class EmbedkitVectorStore(VectorStore):
         factory: str = "auto",
     ) -> None:
         """Open the index if there is one."""
-        self._path = Path(path)
+        self._path = Path(path).expanduser()
         self._metric: Metric = metric
         self._factory = factory
         self._lock = threading.RLock()
@@ -117,6 +118,7 @@ class EmbedkitVectorStore(VectorStore):
         self._normalizes = isinstance(embedding, EmbedkitEmbeddings) and embedding.normalize_embeddings
         self._encoder = encoder
         self._index: Index | None = None
+        self._failed = False
         if self._opened() is None:
             self._check_metric(metric)
 
@@ -162,6 +164,7 @@ class EmbedkitVectorStore(VectorStore):
         *,
         ids: Sequence[str | None] | None = None,
         batch_size: int | None = None,
+        restart: bool = False,
         **kwargs: Any,
     ) -> list[str]:
         """Encode and add texts; a text whose id exists replaces that document.
@@ -171,6 +174,8 @@ class EmbedkitVectorStore(VectorStore):
             metadatas: of each text, stored as JSON.
             ids: of each text; None is replaced by a random id.
             batch_size: ignored; LangChain's ``index`` passes it, and the encoder chooses its own batches.
+            restart: discard what an interrupted build or addition has encoded there. One that failed in this store is
+                discarded in any case.
             kwargs: must be empty.
 
         Returns:
@@ -178,6 +183,7 @@ class EmbedkitVectorStore(VectorStore):
 
         Raises:
             InputError: a text is blank, or it or its metadata cannot be stored; nothing was added.
+            ResumeError: a build or addition of another store or process was interrupted there.
             ValueError: the numbers of texts, metadatas and ids differ.
         """
         _refuse("add_texts", kwargs)
@@ -207,22 +213,30 @@ class EmbedkitVectorStore(VectorStore):
         }
         if documents:
             with self._lock:
-                self._add(list(documents.values()))
+                self._add(list(documents.values()), restart)
         return own
 
-    def _add(self, documents: list[IndexDocument]) -> None:
-        # Nobody can resume an addition that failed or was killed: random ids differ the next time.
-        if (index := self._opened()) is not None:
-            index.upsert(documents, restart=True)
-            return
-        self._index = Index.build(
-            self._path,
-            documents,
-            self.embeddings.encoder,
-            metric=self._metric,
-            factory=self._factory,
-            restart=True,
-        )
+    def _add(self, documents: list[IndexDocument], restart: bool) -> None:
+        index = self._opened()
+        # Nobody can resume an addition that failed here: random ids differ the next time. What others have encoded is
+        # hours of their work, perhaps.
+        of_others = not self._failed and (self._path / JOURNAL_FILE).exists()
+        try:
+            if index is not None:
+                index.upsert(documents, restart=restart or self._failed)
+            else:
+                self._index = Index.build(
+                    self._path,
+                    documents,
+                    self.embeddings.encoder,
+                    metric=self._metric,
+                    factory=self._factory,
+                    restart=restart or self._failed,
+                )
+        except BaseException as error:
+            self._failed = not of_others and not isinstance(error, BlockingIOError | ResumeError)
+            raise
+        self._failed = False
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
         """Delete the documents with ``ids``, ignoring unknown ones; None deletes all."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from langchain_tests.unit_tests import EmbeddingsUnitTests
 
 from embedkit import Encoder
 from embedkit.index import Document as IndexDocument
-from embedkit.index import Index, InputError, ModelMismatchError
+from embedkit.index import Index, InputError, ModelMismatchError, ResumeError
+from embedkit.index.build.resume import resumable_rows
 from embedkit.integrations.langchain import EmbedkitEmbeddings, EmbedkitVectorStore
 
 
@@ -236,6 +238,37 @@ def test_an_addition_that_failed_is_in_nobodys_way(tmp_path: Path) -> None:
             store.add_texts([f"text {n}" for n in range(2049)], [{}] * 2048 + [{"x": {1}}])
         store.add_texts(["fine"], ids=["1"])
     assert [found.id for found in store.similarity_search("fine", k=2)] == ["1"]
+
+
+def interrupted(documents: list[IndexDocument]) -> Iterator[IndexDocument]:
+    yield from documents
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("mode", ["build", "upsert"])
+def test_what_others_have_encoded_is_not_discarded(tmp_path: Path, mode: str) -> None:
+    encoder = Encoder()
+    vector = encoder.encode("text")
+    others = [IndexDocument(f"text {n}", str(n), vector=vector) for n in range(2100)]
+    path = tmp_path / "index"
+    if mode == "upsert":
+        EmbedkitVectorStore(path, encoder).add_texts(["one"], ids=["one"])
+    write: Any = (
+        Index.open(path, encoder).upsert if mode == "upsert" else partial(Index.build, path, encoder=encoder)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        write(documents=interrupted(others))
+    encoded = resumable_rows(path)
+    assert encoded == 2048
+    store = EmbedkitVectorStore(path, encoder)
+    for metadata, error in (({"x": {1}}, InputError), ({}, ResumeError), ({}, ResumeError)):
+        with pytest.raises(error):  # also where an addition of the store's own has failed before
+            store.add_texts(["mine"], [metadata])
+        assert resumable_rows(path) == encoded
+    with pytest.raises(ResumeError, match="restart=True"):
+        store.add_texts(["mine"], ids=["mine"])
+    assert store.add_texts(["mine"], ids=["mine"], restart=True) == ["mine"]
+    assert len(store.index) == (2 if mode == "upsert" else 1)
 
 
 def test_a_store_sees_the_index_that_another_has_made(tmp_path: Path) -> None:
