@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
 from ..encoder import Encoder
 
-__all__ = ["check_options", "encoder_of", "open_encoder"]
+__all__ = ["check_options", "encode_rows", "encoder_of", "open_encoder"]
 
 _open: WeakValueDictionary[str, Encoder] = WeakValueDictionary()
 _lock = threading.Lock()
@@ -29,6 +29,12 @@ def encoder_of(model: str | os.PathLike[str] | Encoder | None, options: Mapping[
     if options:
         raise ValueError(f"{next(iter(options))} cannot be set here: model is an Encoder; set it there")
     return model
+
+
+def encode_rows(encode: Callable[..., Any], texts: list[str], **options: Any) -> Any:
+    """``encode(texts, **options)``, of the shape (0, dim) where there are no texts, for which it would be (0,)."""
+    vectors = encode(texts or [""], **options)
+    return vectors if texts else vectors[:0]
 
 
 def check_options(model: Any, options: Mapping[str, Any], *, saved: bool = True) -> str | None:
