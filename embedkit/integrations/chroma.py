@@ -15,6 +15,7 @@ try:
 except ImportError as error:
     raise ImportError("EmbedkitEmbeddingFunction needs chromadb: pip install 'embedkit[chroma]'") from error
 
+from ..backends.engine import Engine
 from ..encoder import Encoder
 from .opening import check_options, open_encoder
 
@@ -32,7 +33,7 @@ _VECTORS = (
     "default_prompt_name",
 )
 # Chroma restores the function of a collection for every call, and keeps it no longer.
-_restored: list[Encoder] = []
+_restored: list[Engine] = []
 _RESTORED = 2
 _lock = threading.Lock()
 
@@ -115,9 +116,10 @@ class EmbedkitEmbeddingFunction(EmbeddingFunction[Documents]):
                 f"{config['fingerprint'][:12]}…; restore that model, or create a new collection"
             )
         with _lock:
-            if made.encoder in _restored:
-                _restored.remove(made.encoder)
-            _restored.append(made.encoder)
+            engine = made.encoder._engine
+            if engine in _restored:
+                _restored.remove(engine)
+            _restored.append(engine)
             del _restored[:-_RESTORED]
         return made
 

@@ -82,7 +82,7 @@ class EmbedkitEmbedding(BaseEmbedding):
 
     @property
     def encoder(self) -> Encoder:
-        """The encoder; shared by all embeddings of the same model and options."""
+        """The encoder; its weights are shared by all embeddings of the same model and options."""
         return cast(Encoder, self._encoder)
 
     def _get_query_embedding(self, query: str) -> Vector:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from ..backends.engine import Engine
 from ..encoder import Encoder
 
 __all__ = ["check_options", "encode_rows", "encoder_of", "open_encoder"]
 
-_open: WeakValueDictionary[str, Encoder] = WeakValueDictionary()
+_engines: WeakValueDictionary[str, Engine] = WeakValueDictionary()
+_settings: WeakKeyDictionary[Engine, Encoder] = WeakKeyDictionary()
+"""Closed encoders, which hold no weights: as each engine's was when it was opened."""
 _lock = threading.Lock()
 
 
@@ -72,10 +76,10 @@ def check_options(model: Any, options: Mapping[str, Any], *, saved: bool = True)
 
 
 def open_encoder(model: str | None, options: Mapping[str, Any]) -> Encoder:
-    """An encoder of ``model``, shared by all callers with the same arguments while any of them uses it.
+    """An encoder of ``model``, which shares its weights with those of other callers with the same arguments.
 
-    Hosts copy their components, and each copy would hold the weights otherwise. An `Encoder` is thread-safe. A folder
-    whose files have changed since is opened again, as is a model that was closed.
+    Hosts make many components of one model, and each would hold the weights otherwise. The settings, and whether it is
+    closed, are each caller's own. A folder whose files have changed since is opened again.
 
     Args:
         model: name or folder; None for the built-in model.
@@ -83,10 +87,15 @@ def open_encoder(model: str | None, options: Mapping[str, Any]) -> Encoder:
     """
     key = json.dumps([_identity(model), dict(options)], sort_keys=True)
     with _lock:
-        encoder = _open.get(key)
-        if encoder is None or encoder._loaded is None:
+        engine = _engines.get(key)
+        if engine is None:
             encoder = Encoder(model, **options)
-            _open[key] = encoder
+            engine = _engines[key] = encoder._engine
+            _settings[engine] = copy.copy(encoder)
+            _settings[engine].close()
+        else:
+            encoder = copy.copy(_settings[engine])
+            encoder._loaded = engine
         return encoder
 
 

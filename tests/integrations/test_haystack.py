@@ -77,7 +77,7 @@ def test_components_of_one_model_share_its_weights() -> None:
     text, documents = EmbedkitTextEmbedder(), EmbedkitDocumentEmbedder()
     text.warm_up()
     documents.warm_up()
-    assert text._encoder is documents._encoder
+    assert text._open()._engine is documents._open()._engine
 
 
 def test_wrong_input_is_refused() -> None:

@@ -72,8 +72,8 @@ def test_it_is_serialized_and_restored(tmp_path: Path) -> None:
     ):
         assert copy.get_query_embedding("a") == query
         assert copy.normalize_embeddings and copy.model == str(tmp_path / "model")
-    assert EmbedkitEmbedding.from_dict(embedding.to_dict()).encoder is embedding.encoder
-    assert EmbedkitEmbedding(options=PROMPTS).encoder is not embedding.encoder
+    assert EmbedkitEmbedding.from_dict(embedding.to_dict()).encoder._engine is embedding.encoder._engine
+    assert EmbedkitEmbedding(options=PROMPTS).encoder._engine is not embedding.encoder._engine
 
 
 def test_settings_cache_and_callbacks_of_llama_index() -> None:
