@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -58,10 +57,7 @@ class EmbedkitEmbeddingFunction(EmbeddingFunction[Documents]):
         **options: Any,
     ) -> None:
         """Open the model."""
-        self._model = check_options(model, options)
-        if self._model and Path(self._model).expanduser().is_dir():  # found from other folders, too
-            self._model = os.path.abspath(Path(self._model).expanduser())
-        self._options = options
+        self._model, self._options = check_options(model, options)
         self._normalize = normalize_embeddings
         self.encoder: Encoder = open_encoder(self._model, options)
 

@@ -41,16 +41,20 @@ def encode_rows(encode: Callable[..., Any], texts: list[str], **options: Any) ->
     return vectors if texts else vectors[:0]
 
 
-def check_options(model: Any, options: Mapping[str, Any], *, saved: bool = True) -> str | None:
+def check_options(model: Any, options: Any, *, saved: bool = True) -> tuple[str | None, dict[str, Any]]:
     """Check the model and options of an adapter that its host sends as JSON and, if ``saved``, keeps.
 
     Returns:
-        The model as a str, or None for the built-in one.
+        The model as a str, a folder by its whole path, which leads there from other folders, too; None for the
+        built-in one. And the options.
 
     Raises:
-        TypeError: the model is not a name or a folder, or an option cannot be saved as JSON, is a secret, or names
-            the model.
+        TypeError: the model is not a name or a folder, the options are not a dict, or one of them cannot be saved as
+            JSON, is a secret, or names the model.
     """
+    options = {} if options is None else options
+    if not isinstance(options, Mapping):
+        raise TypeError(f"options must be a dict, e.g. {{'precision': 'int8'}}, not {type(options).__name__}")
     if isinstance(model, os.PathLike):
         model = os.fspath(model)
     if not isinstance(model, str | None):
@@ -72,7 +76,9 @@ def check_options(model: Any, options: Mapping[str, Any], *, saved: bool = True)
                 f"{name}={value!r} cannot be saved as JSON, as the host library does; "
                 "use strings, numbers, or lists and dicts of them"
             ) from None
-    return model
+    if model and (folder := Path(model).expanduser()).is_dir():
+        model = os.path.abspath(folder)
+    return model, dict(options)
 
 
 def open_encoder(model: str | None, options: Mapping[str, Any]) -> Encoder:

@@ -62,8 +62,8 @@ class EncodeBatches:
         """Open the model; Ray calls this in the actor."""
         if kind not in ("document", "query"):
             raise ValueError(f"kind must be 'document' or 'query', not {kind!r}")
-        given = dict(options or {})
-        self.encoder = Encoder(check_options(model, given, saved=False), **encoder_options(given))
+        name, given = check_options(model, options, saved=False)
+        self.encoder = Encoder(name, **encoder_options(given))
         self._encode = self.encoder.encode_query if kind == "query" else self.encoder.encode_document
         self._text_column = text_column
         self._vector_column = vector_column

@@ -127,10 +127,7 @@ def build_index(
     """
     root = Path(path).expanduser()
     check_fields(text_field, id_field)
-    given = dict(options or {})
-    name = check_options(model, given, saved=False)
-    if name is not None and os.path.isdir(name):
-        name = os.path.abspath(name)  # actors work in other folders
+    name, given = check_options(model, options, saved=False)
     device = str(given.get("device", "cpu"))
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"device={device!r}: Ray gives each encoder its own GPU; use 'cuda'")
