@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -278,6 +280,69 @@ def test_a_store_sees_the_index_that_another_has_made(tmp_path: Path) -> None:
     assert [found.page_content for found in second.get_by_ids(["1"])] == ["one"]
     second.add_texts(["two"], ids=["2"])
     assert len(second.index) == 2
+
+
+def test_a_store_sees_what_others_change(tmp_path: Path) -> None:
+    first = EmbedkitVectorStore.from_texts(["one"], Encoder(), ids=["1"], path=tmp_path / "index")
+    second = EmbedkitVectorStore(tmp_path / "index", Encoder())
+    assert len(second.similarity_search("one")) == 1
+    first.add_texts(["two"], ids=["2"])
+    first.delete(["1"])
+    assert [found.id for found in second.similarity_search("one")] == ["2"]
+    assert second.get_by_ids(["1"]) == [] and len(second.index) == 1
+    first.delete()
+    assert second.max_marginal_relevance_search("one") == []
+
+
+def test_a_retriever_before_the_first_document_decides_on_no_model(tmp_path: Path) -> None:
+    store = EmbedkitVectorStore(tmp_path / "index")
+    retriever = store.as_retriever(search_kwargs={"k": 1})
+    EmbedkitVectorStore(tmp_path / "index", Encoder(truncate_dim=32)).add_texts(["one"], ids=["1"])
+    assert [found.id for found in retriever.invoke("one")] == ["1"]
+    assert len(store.embeddings.embed_query("one")) == 32
+
+
+def test_copies_and_pickles_open_the_index_again(
+    store: EmbedkitVectorStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(store.index.path).parent)
+    relative = EmbedkitVectorStore("index", EmbedkitEmbeddings(normalize_embeddings=True))
+    pickled = pickle.dumps(relative)
+    retriever = store.as_retriever(search_kwargs={"k": 1})
+    monkeypatch.chdir("/")
+    for copied in (pickle.loads(pickled), copy.deepcopy(store), copy.copy(store)):
+        assert copied.similarity_search("cooking lentils", k=1) == store.similarity_search(
+            "cooking lentils", k=1
+        )
+    assert pickle.loads(pickled).embeddings.normalize_embeddings
+    for again in (pickle.loads(pickle.dumps(retriever)), copy.deepcopy(retriever)):
+        assert again.invoke("cooking lentils") == retriever.invoke("cooking lentils")
+
+
+def test_embeddings_that_an_index_would_not_call_are_refused(tmp_path: Path) -> None:
+    class Prompted(EmbedkitEmbeddings):
+        def embed_query(self, text: str) -> list[float]:
+            return super().embed_query(f"question: {text}")
+
+    with pytest.raises(TypeError, match="Prompted overrides embed_query, which an index does not call"):
+        EmbedkitVectorStore(tmp_path / "index", Prompted())
+
+
+def test_arguments_of_another_type_are_refused(store: EmbedkitVectorStore, tmp_path: Path) -> None:
+    empty = EmbedkitVectorStore(tmp_path / "empty")
+    for one in (store, empty):
+        for search in (
+            one.similarity_search,
+            one.similarity_search_with_relevance_scores,
+            one.max_marginal_relevance_search,
+        ):
+            for query in (["a", "b"], None):
+                with pytest.raises(TypeError, match="query is one text, not"):
+                    search(query)  # type: ignore[operator]
+            with pytest.raises(ValueError, match="query is empty"):
+                search(" ")  # type: ignore[operator]
+        with pytest.raises(InputError, match=r"texts\[1\]: it is Document, not a text; add_documents takes"):
+            one.add_texts(["a", Document("b")])  # type: ignore[list-item]
 
 
 def test_a_search_does_not_wait_for_an_addition(tmp_path: Path) -> None:
