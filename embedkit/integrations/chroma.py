@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -15,6 +14,7 @@ try:
 except ImportError as error:
     raise ImportError("EmbedkitEmbeddingFunction needs chromadb: pip install 'embedkit[chroma]'") from error
 
+from ..backends.engine import Engine
 from ..encoder import Encoder
 from .opening import check_options, open_encoder
 
@@ -32,7 +32,7 @@ _VECTORS = (
     "default_prompt_name",
 )
 # Chroma restores the function of a collection for every call, and keeps it no longer.
-_restored: list[Encoder] = []
+_restored: list[Engine] = []
 _RESTORED = 2
 _lock = threading.Lock()
 
@@ -57,10 +57,7 @@ class EmbedkitEmbeddingFunction(EmbeddingFunction[Documents]):
         **options: Any,
     ) -> None:
         """Open the model."""
-        self._model = check_options(model, options)
-        if self._model and Path(self._model).expanduser().is_dir():  # found from other folders, too
-            self._model = os.path.abspath(Path(self._model).expanduser())
-        self._options = options
+        self._model, self._options = check_options(model, options)
         self._normalize = normalize_embeddings
         self.encoder: Encoder = open_encoder(self._model, options)
 
@@ -115,9 +112,10 @@ class EmbedkitEmbeddingFunction(EmbeddingFunction[Documents]):
                 f"{config['fingerprint'][:12]}…; restore that model, or create a new collection"
             )
         with _lock:
-            if made.encoder in _restored:
-                _restored.remove(made.encoder)
-            _restored.append(made.encoder)
+            engine = made.encoder._engine
+            if engine in _restored:
+                _restored.remove(engine)
+            _restored.append(engine)
             del _restored[:-_RESTORED]
         return made
 

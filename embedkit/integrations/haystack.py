@@ -7,6 +7,7 @@ Haystack loads a pipeline with components of other packages only if they are tru
 from __future__ import annotations
 
 import os
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -34,8 +35,7 @@ class _Embedder:
         options: dict[str, Any] | None,
         normalize_embeddings: bool,
     ) -> None:
-        self.options = dict(options or {})
-        self.model = check_options(model, self.options)
+        self.model, self.options = check_options(model, options)
         self.normalize_embeddings = normalize_embeddings
         self._encoder: Encoder | None = None
 
@@ -45,7 +45,7 @@ class _Embedder:
 
     def to_dict(self) -> dict[str, Any]:
         """The component as Haystack saves it."""
-        described: dict[str, Any] = default_to_dict(self, **self._parameters())
+        described: dict[str, Any] = default_to_dict(self, **deepcopy(self._parameters()))
         return described
 
     @classmethod
@@ -128,6 +128,8 @@ class EmbedkitDocumentEmbedder(_Embedder):
         _Embedder.__init__(
             self, model, options, normalize_embeddings
         )  # Haystack copies the class: no super()
+        if isinstance(meta_fields_to_embed, str):
+            raise TypeError(f"meta_fields_to_embed must be a list of names; use [{meta_fields_to_embed!r}]")
         self.meta_fields_to_embed = list(meta_fields_to_embed or [])
         self.embedding_separator = embedding_separator
         self.progress_bar = progress_bar

@@ -7,6 +7,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,14 +26,17 @@ except ImportError as error:
 
 from ..documents import Document as IndexDocument
 from ..encoder import Encoder
-from ..index import Index, IndexNotFoundError, InputError
+from ..index import Index, IndexNotFoundError, InputError, ResumeError
 from ..index.search.hits import split_fields
 from ..index.storage.document_store import StoredDocument
 from ..index.storage.filters import Where
+from ..index.storage.layout import CURRENT_FILE, JOURNAL_FILE
 from ..index.storage.manifest import Metric
 from .opening import encoder_of
 
 __all__ = ["EmbedkitEmbeddings", "EmbedkitVectorStore"]
+
+Stamp = tuple[int, int] | None
 
 
 class EmbedkitEmbeddings(Embeddings):
@@ -78,6 +82,9 @@ class EmbedkitVectorStore(VectorStore):
     The first documents create the index. Every call that adds documents writes a segment, so add many at once, and
     call ``store.index.compact()`` after many small additions.
 
+    A store sees what other stores and processes have added and deleted. Copies and pickles of a store hold its path,
+    and open the index again.
+
     A filter is a condition of `Index.search`: ``"lang = 'en' and year > 2019"``, or a dict, such as
     ``{"lang": "en", "year": {"$gt": 2019}}``. An empty dict holds for every document.
 
@@ -91,7 +98,8 @@ class EmbedkitVectorStore(VectorStore):
     Raises:
         ModelMismatchError: the index was built with another model.
         ValueError: ``embedding`` normalizes, and the index is one of dot products, which keeps the model's own lengths.
-        TypeError: ``embedding`` is of another library: an index stores the fingerprint of its model.
+        TypeError: ``embedding`` is of another library, or overrides how texts are encoded: an index stores the
+            fingerprint of its model, and encodes with that.
     """
 
     def __init__(
@@ -103,22 +111,45 @@ class EmbedkitVectorStore(VectorStore):
         factory: str = "auto",
     ) -> None:
         """Open the index if there is one."""
-        self._path = Path(path)
+        self._path = Path(path).expanduser().absolute()
         self._metric: Metric = metric
         self._factory = factory
-        self._lock = threading.RLock()
-        self._opening = threading.Lock()
         if embedding is not None and not isinstance(embedding, EmbedkitEmbeddings | Encoder):
             raise TypeError(
                 f"embedding is {type(embedding).__name__}; an index stores the fingerprint of its model, "
                 "so use EmbedkitEmbeddings or an Encoder"
             )
-        encoder = embedding.encoder if isinstance(embedding, EmbedkitEmbeddings) else embedding
-        self._normalizes = isinstance(embedding, EmbedkitEmbeddings) and embedding.normalize_embeddings
-        self._encoder = encoder
-        self._index: Index | None = None
+        self._given = embedding if isinstance(embedding, Encoder) else None
+        self._normalizes = False
+        if isinstance(embedding, EmbedkitEmbeddings):
+            for method in ("embed_documents", "embed_query"):
+                if getattr(type(embedding), method) is not getattr(EmbedkitEmbeddings, method):
+                    raise TypeError(
+                        f"{type(embedding).__name__} overrides {method}, which an index does not call: it encodes "
+                        "texts itself; give prompts to Encoder(prompts=...)"
+                    )
+            self._given, self._normalizes = embedding.encoder, embedding.normalize_embeddings
+        self._closed()
         if self._opened() is None:
             self._check_metric(metric)
+
+    def _closed(self) -> None:
+        """What a copy does not inherit: locks, the open index, and an addition that failed."""
+        self._lock = threading.RLock()
+        self._opening = threading.Lock()
+        self._index: Index | None = None
+        self._seen: Stamp = None
+        self._failed = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The path and the arguments; a copy opens the index again."""
+        own = ("_lock", "_opening", "_index", "_seen", "_failed")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Open the index when it is needed."""
+        self.__dict__.update(state)
+        self._closed()
 
     @property
     def index(self) -> Index:
@@ -131,22 +162,38 @@ class EmbedkitVectorStore(VectorStore):
     @property
     def embeddings(self) -> EmbedkitEmbeddings:
         """The embeddings of queries and documents."""
-        if self._encoder is None:
-            index = self._opened()
-            self._encoder = Encoder() if index is None else cast(Encoder, index.encoder)
-        return EmbedkitEmbeddings(self._encoder, normalize_embeddings=self._normalizes)
+        index = self._opened()
+        encoder = self._encoder_of_new if index is None else cast(Encoder, index.encoder)
+        return EmbedkitEmbeddings(encoder, normalize_embeddings=self._normalizes)
+
+    @cached_property
+    def _encoder_of_new(self) -> Encoder:
+        """That of an index which is made here; one that another store has made may have another model."""
+        return Encoder() if self._given is None else self._given
 
     def _opened(self) -> Index | None:
-        """The index, unless nobody has made it yet: another store may have, since the last look."""
+        """The index as it is now, by whichever store or process; None if nobody has made it yet."""
+        stamp = self._stamp()
         if self._index is not None:  # without a lock: nobody waits for an addition
+            if stamp is not None and stamp != self._seen:
+                self._index.refresh()
+                self._seen = stamp
             return self._index
         with self._opening:
             if self._index is None:
                 with suppress(IndexNotFoundError):
-                    index = Index.open(self._path, self._encoder)
+                    index = Index.open(self._path, self._given)
                     self._check_metric(str(index.info()["metric"]))
-                    self._index = index
+                    self._index, self._seen = index, stamp
             return self._index
+
+    def _stamp(self) -> Stamp:
+        """What every change of the index changes, in some microseconds; None if there is none."""
+        try:
+            at = (self._path / CURRENT_FILE).stat()
+        except OSError:
+            return None
+        return at.st_mtime_ns, at.st_ino
 
     def _check_metric(self, metric: str) -> None:
         if self._normalizes and metric == "dot":
@@ -162,6 +209,7 @@ class EmbedkitVectorStore(VectorStore):
         *,
         ids: Sequence[str | None] | None = None,
         batch_size: int | None = None,
+        restart: bool = False,
         **kwargs: Any,
     ) -> list[str]:
         """Encode and add texts; a text whose id exists replaces that document.
@@ -171,6 +219,8 @@ class EmbedkitVectorStore(VectorStore):
             metadatas: of each text, stored as JSON.
             ids: of each text; None is replaced by a random id.
             batch_size: ignored; LangChain's ``index`` passes it, and the encoder chooses its own batches.
+            restart: discard what an interrupted build or addition has encoded there. One that failed in this store is
+                discarded in any case.
             kwargs: must be empty.
 
         Returns:
@@ -178,6 +228,7 @@ class EmbedkitVectorStore(VectorStore):
 
         Raises:
             InputError: a text is blank, or it or its metadata cannot be stored; nothing was added.
+            ResumeError: a build or addition of another store or process was interrupted there.
             ValueError: the numbers of texts, metadatas and ids differ.
         """
         _refuse("add_texts", kwargs)
@@ -192,7 +243,12 @@ class EmbedkitVectorStore(VectorStore):
             if len(values) != len(given):
                 raise ValueError(f"{len(given)} texts and {len(values)} {name} were given")
         for number, text in enumerate(given):
-            if isinstance(text, str) and not text.strip():  # an index leaves these out
+            if not isinstance(text, str):
+                raise InputError(
+                    f"texts[{number}]",
+                    f"it is {type(text).__name__}, not a text; add_documents takes documents",
+                )
+            if not text.strip():  # an index leaves these out
                 raise InputError(f"texts[{number}]", "the text is blank; leave it out")
         for number, field in enumerate(fields):
             if not isinstance(field, Mapping):
@@ -207,22 +263,30 @@ class EmbedkitVectorStore(VectorStore):
         }
         if documents:
             with self._lock:
-                self._add(list(documents.values()))
+                self._add(list(documents.values()), restart)
         return own
 
-    def _add(self, documents: list[IndexDocument]) -> None:
-        # Nobody can resume an addition that failed or was killed: random ids differ the next time.
-        if (index := self._opened()) is not None:
-            index.upsert(documents, restart=True)
-            return
-        self._index = Index.build(
-            self._path,
-            documents,
-            self.embeddings.encoder,
-            metric=self._metric,
-            factory=self._factory,
-            restart=True,
-        )
+    def _add(self, documents: list[IndexDocument], restart: bool) -> None:
+        index = self._opened()
+        # Nobody can resume an addition that failed here: random ids differ the next time. What others have encoded is
+        # hours of their work, perhaps.
+        of_others = not self._failed and (self._path / JOURNAL_FILE).exists()
+        try:
+            if index is not None:
+                index.upsert(documents, restart=restart or self._failed)
+            else:
+                self._index = Index.build(
+                    self._path,
+                    documents,
+                    self.embeddings.encoder,
+                    metric=self._metric,
+                    factory=self._factory,
+                    restart=restart or self._failed,
+                )
+        except BaseException as error:
+            self._failed = not of_others and not isinstance(error, BlockingIOError | ResumeError)
+            raise
+        self._failed = False
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
         """Delete the documents with ``ids``, ignoring unknown ones; None deletes all."""
@@ -261,7 +325,7 @@ class EmbedkitVectorStore(VectorStore):
             kwargs: further arguments of `Index.search`: ``nprobe``, ``ef``, ``rescore``, and ``hybrid``, which is False
                 here unless it is given, so that scores are similarities.
         """
-        return self._search(query, k, filter, kwargs)
+        return self._search(_text(query), k, filter, kwargs)
 
     def similarity_search_by_vector(
         self, embedding: list[float], k: int = 4, *, filter: Where | None = None, **kwargs: Any
@@ -288,7 +352,7 @@ class EmbedkitVectorStore(VectorStore):
             lambda_mult: 1 for relevance only, 0 for diversity only.
             filter, kwargs: as in `similarity_search_with_score`, without ``hybrid``: candidates are chosen by vectors.
         """
-        embedding = self.embeddings.embed_query(query)
+        embedding = self.embeddings.embed_query(_text(query))
         return self.max_marginal_relevance_search_by_vector(
             embedding, k, fetch_k, lambda_mult, filter=filter, **kwargs
         )
@@ -362,6 +426,14 @@ def _own_fields(index: Index, document: StoredDocument) -> dict[str, Any]:
     """The metadata without the place of a passage, which an index of passages keeps there."""
     cut = index.generation.manifest.passages is not None
     return split_fields(document.metadata)[0] if cut else document.metadata
+
+
+def _text(query: str) -> str:
+    if not isinstance(query, str):
+        raise TypeError(f"query is one text, not {type(query).__name__}")
+    if not query.strip():
+        raise ValueError("query is empty; give a text to look for")
+    return query
 
 
 def _vector(embedding: Sequence[float]) -> npt.NDArray[np.float32]:

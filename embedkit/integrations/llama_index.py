@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 try:
     from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -21,6 +21,7 @@ from .opening import check_options, open_encoder
 __all__ = ["EmbedkitEmbedding"]
 
 Vector = list[float]
+_Self = TypeVar("_Self", bound="EmbedkitEmbedding")
 
 
 class EmbedkitEmbedding(BaseEmbedding):
@@ -37,8 +38,13 @@ class EmbedkitEmbedding(BaseEmbedding):
         settings: other fields of `BaseEmbedding` (callback_manager, embeddings_cache, …).
     """
 
-    model: str | None = Field(default=None, description="Model folder or Hub id; None: the built-in model.")
-    options: dict[str, Any] = Field(default_factory=dict, description="Further arguments of Encoder.")
+    # Frozen: the encoder is open. LlamaIndex would save others, and hash them for its cache of vectors.
+    model: str | None = Field(
+        default=None, frozen=True, description="Model folder or Hub id; None: the built-in model."
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, frozen=True, description="Further arguments of Encoder."
+    )
     normalize_embeddings: bool = Field(default=False, description="Scale every vector to length 1.")
     _encoder: Any = PrivateAttr()
 
@@ -58,8 +64,7 @@ class EmbedkitEmbedding(BaseEmbedding):
                     f"EmbedkitEmbedding() got an unexpected keyword argument {key!r}; arguments of Encoder go into "
                     f"options, as options={{{key!r}: …}}"
                 )
-        given = dict(options or {})
-        name = check_options(model, given)
+        name, given = check_options(model, options)
         encoder = open_encoder(name, given)
         if settings.setdefault("model_name", encoder._name) != encoder._name and model is None:
             raise TypeError(
@@ -75,6 +80,21 @@ class EmbedkitEmbedding(BaseEmbedding):
         )
         self._encoder = encoder
 
+    def model_copy(self: _Self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> _Self:
+        """A copy with the fields of ``update``; another ``model`` or other ``options`` are opened."""
+        changed = dict(update or {})
+        encoder = None
+        if not changed.keys().isdisjoint(("model", "options")):
+            name, given = check_options(
+                changed.get("model", self.model), changed.get("options", self.options)
+            )
+            encoder = open_encoder(name, given)
+            changed = {"model_name": encoder._name, **changed, "model": name, "options": given}
+        made: _Self = super().model_copy(update=changed, deep=deep)
+        if encoder is not None:
+            made._encoder = encoder
+        return made
+
     @classmethod
     def class_name(cls) -> str:
         """The name that LlamaIndex saves."""
@@ -82,7 +102,7 @@ class EmbedkitEmbedding(BaseEmbedding):
 
     @property
     def encoder(self) -> Encoder:
-        """The encoder; shared by all embeddings of the same model and options."""
+        """The encoder; its weights are shared by all embeddings of the same model and options."""
         return cast(Encoder, self._encoder)
 
     def _get_query_embedding(self, query: str) -> Vector:

@@ -13,7 +13,6 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
 try:
@@ -25,7 +24,7 @@ except ImportError as error:
 
 from ..encoder import Encoder
 from ..index.encoder import own_max_length, own_overflow
-from .opening import encoder_of
+from .opening import encode_rows, encoder_of
 
 if TYPE_CHECKING:
     from mteb.abstasks.task_metadata import TaskMetadata
@@ -95,19 +94,21 @@ class MTEBEncoder(AbsEncoder):
             task_metadata: the task; selects the prompt.
             hf_split, hf_subset: the part of the task's data; ignored.
             prompt_type: query, document or None.
-            kwargs: ``show_progress_bar`` and ``precision`` (``output_dtype`` of `Encoder.encode`);
-                ``batch_size`` is ignored, the core chooses its own.
+            kwargs: MTEB's ``encode_kwargs``, further arguments of `Encoder.encode`; ``batch_size`` is ignored, the core
+                chooses its own.
         """
         texts = [text for batch in inputs for text in batch["text"]]
         name = self.get_prompt_name(task_metadata, prompt_type)
-        vectors: npt.NDArray[Any] = self.model.encode(
+        options = {"show_progress_bar": False, **kwargs}
+        options.pop("batch_size", None)  # MTEB's default, which is for other libraries
+        vectors: npt.NDArray[Any] = encode_rows(
+            self.model.encode,
             texts,
             prompt=None if name is None else self.model_prompts[name],
             task=None if prompt_type is None else prompt_type.value,
-            show_progress_bar=kwargs.get("show_progress_bar", False),
-            output_dtype=kwargs.get("precision"),
+            **options,
         )
-        return vectors if texts else np.empty((0, self.model.get_embedding_dimension()), np.float32)
+        return vectors
 
 
 def _meta(encoder: Encoder, prompts: Mapping[str, str]) -> ModelMeta:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from ..backends.engine import Engine
 from ..encoder import Encoder
 
-__all__ = ["check_options", "encoder_of", "open_encoder"]
+__all__ = ["check_options", "encode_rows", "encoder_of", "open_encoder"]
 
-_open: WeakValueDictionary[str, Encoder] = WeakValueDictionary()
+_engines: WeakValueDictionary[str, Engine] = WeakValueDictionary()
+_settings: WeakKeyDictionary[Engine, Encoder] = WeakKeyDictionary()
+"""Closed encoders, which hold no weights: as each engine's was when it was opened."""
 _lock = threading.Lock()
 
 
@@ -31,16 +35,26 @@ def encoder_of(model: str | os.PathLike[str] | Encoder | None, options: Mapping[
     return model
 
 
-def check_options(model: Any, options: Mapping[str, Any], *, saved: bool = True) -> str | None:
+def encode_rows(encode: Callable[..., Any], texts: list[str], **options: Any) -> Any:
+    """``encode(texts, **options)``, of the shape (0, dim) where there are no texts, for which it would be (0,)."""
+    vectors = encode(texts or [""], **options)
+    return vectors if texts else vectors[:0]
+
+
+def check_options(model: Any, options: Any, *, saved: bool = True) -> tuple[str | None, dict[str, Any]]:
     """Check the model and options of an adapter that its host sends as JSON and, if ``saved``, keeps.
 
     Returns:
-        The model as a str, or None for the built-in one.
+        The model as a str, a folder by its whole path, which leads there from other folders, too; None for the
+        built-in one. And the options.
 
     Raises:
-        TypeError: the model is not a name or a folder, or an option cannot be saved as JSON, is a secret, or names
-            the model.
+        TypeError: the model is not a name or a folder, the options are not a dict, or one of them cannot be saved as
+            JSON, is a secret, or names the model.
     """
+    options = {} if options is None else options
+    if not isinstance(options, Mapping):
+        raise TypeError(f"options must be a dict, e.g. {{'precision': 'int8'}}, not {type(options).__name__}")
     if isinstance(model, os.PathLike):
         model = os.fspath(model)
     if not isinstance(model, str | None):
@@ -62,14 +76,16 @@ def check_options(model: Any, options: Mapping[str, Any], *, saved: bool = True)
                 f"{name}={value!r} cannot be saved as JSON, as the host library does; "
                 "use strings, numbers, or lists and dicts of them"
             ) from None
-    return model
+    if model and (folder := Path(model).expanduser()).is_dir():
+        model = os.path.abspath(folder)
+    return model, dict(options)
 
 
 def open_encoder(model: str | None, options: Mapping[str, Any]) -> Encoder:
-    """An encoder of ``model``, shared by all callers with the same arguments while any of them uses it.
+    """An encoder of ``model``, which shares its weights with those of other callers with the same arguments.
 
-    Hosts copy their components, and each copy would hold the weights otherwise. An `Encoder` is thread-safe. A folder
-    whose files have changed since is opened again, as is a model that was closed.
+    Hosts make many components of one model, and each would hold the weights otherwise. The settings, and whether it is
+    closed, are each caller's own. A folder whose files have changed since is opened again.
 
     Args:
         model: name or folder; None for the built-in model.
@@ -77,10 +93,15 @@ def open_encoder(model: str | None, options: Mapping[str, Any]) -> Encoder:
     """
     key = json.dumps([_identity(model), dict(options)], sort_keys=True)
     with _lock:
-        encoder = _open.get(key)
-        if encoder is None or encoder._loaded is None:
+        engine = _engines.get(key)
+        if engine is None:
             encoder = Encoder(model, **options)
-            _open[key] = encoder
+            engine = _engines[key] = encoder._engine
+            _settings[engine] = copy.copy(encoder)
+            _settings[engine].close()
+        else:
+            encoder = copy.copy(_settings[engine])
+            encoder._loaded = engine
         return encoder
 
 

@@ -17,7 +17,7 @@ except ImportError as error:
     raise ImportError("EncodeBatches needs ray[data]: pip install 'embedkit[cpu,ray]'") from error
 
 from ..encoder import Encoder
-from .opening import check_options
+from .opening import check_options, encode_rows
 
 __all__ = ["EncodeBatches", "encoder_options"]
 
@@ -62,8 +62,8 @@ class EncodeBatches:
         """Open the model; Ray calls this in the actor."""
         if kind not in ("document", "query"):
             raise ValueError(f"kind must be 'document' or 'query', not {kind!r}")
-        given = dict(options or {})
-        self.encoder = Encoder(check_options(model, given, saved=False), **encoder_options(given))
+        name, given = check_options(model, options, saved=False)
+        self.encoder = Encoder(name, **encoder_options(given))
         self._encode = self.encoder.encode_query if kind == "query" else self.encoder.encode_document
         self._text_column = text_column
         self._vector_column = vector_column
@@ -89,14 +89,11 @@ class EncodeBatches:
                 f"no column {self._text_column!r} (the columns are: {columns}); name it with text_column="
             )
         texts = batch[self._text_column].tolist()
-        vectors = np.asarray(
-            self._encode(texts, normalize_embeddings=self._normalize, show_progress_bar=False), np.float32
+        # several of Ray's operators make empty batches, too
+        vectors = encode_rows(
+            self._encode, texts, normalize_embeddings=self._normalize, show_progress_bar=False
         )
-        return {**batch, self._vector_column: vectors.reshape(len(texts), -1) if texts else self._none()}
-
-    def _none(self) -> np.ndarray[Any, Any]:
-        """The vectors of an empty batch, as several of Ray's operators make."""
-        return np.empty((0, self.encoder.get_embedding_dimension()), np.float32)
+        return {**batch, self._vector_column: vectors}
 
 
 def encoder_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ try:
 except ImportError as error:
     raise ImportError("the engine ray needs ray[data]: pip install 'embedkit[cpu,ray]'") from error
 
+from ..arguments import check_positive
 from ..documents.document import Document
 from ..documents.errors import InputError, OnError, reject
 from ..documents.readers import check_fields
@@ -76,6 +77,12 @@ class Cluster:
     encoder_threads: int | None = None
     shard_rows: int = SHARD_ROWS
 
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        for name in ("encoders", "encoder_threads", "shard_rows"):
+            if (value := getattr(self, name)) is not None:
+                check_positive(name, value)
+
 
 _THIS_MACHINE = Cluster()
 
@@ -97,7 +104,7 @@ class Built:
 
 def build_index(
     path: str | os.PathLike[str],
-    inputs: Sequence[str | os.PathLike[str]],
+    inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     model: str | os.PathLike[str] | None = None,
     options: Mapping[str, Any] | None = None,
     *,
@@ -111,8 +118,8 @@ def build_index(
 
     Args:
         path, progress: as in `Index.build`.
-        inputs: ``.jsonl`` (with .gz or .zst: one piece each) and ``.parquet`` files, folders or patterns of them, on a
-            path that exists on every machine of the cluster, or URLs that fsspec knows (s3://…).
+        inputs: ``.jsonl`` (with .gz or .zst: one piece each) and ``.parquet`` files (or one), folders or patterns,
+            on a path that exists on every machine of the cluster, or URLs that fsspec knows (s3://…).
         model: as in `Encoder`; a folder must exist on every machine.
         options: further arguments of `Encoder`; with a CUDA device each encoder takes one GPU.
         cluster: where and how the texts are encoded.
@@ -127,10 +134,7 @@ def build_index(
     """
     root = Path(path).expanduser()
     check_fields(text_field, id_field)
-    given = dict(options or {})
-    name = check_options(model, given, saved=False)
-    if name is not None and os.path.isdir(name):
-        name = os.path.abspath(name)  # actors work in other folders
+    name, given = check_options(model, options, saved=False)
     device = str(given.get("device", "cpu"))
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"device={device!r}: Ray gives each encoder its own GPU; use 'cuda'")

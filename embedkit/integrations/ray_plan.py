@@ -53,8 +53,10 @@ class Piece:
     span: Span | None
 
 
-def files(inputs: Sequence[str | os.PathLike[str]]) -> tuple[list[File], str | None]:
-    """The files named by ``inputs``, in order: files, folders and patterns of this machine, or URLs of them.
+def files(
+    inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+) -> tuple[list[File], str | None]:
+    """The files named by ``inputs`` (one, or several), in order: files, folders and patterns here, or URLs of them.
 
     Returns:
         The files, and the folder that their names are relative to; ``None`` where there are URLs among them.
@@ -62,6 +64,8 @@ def files(inputs: Sequence[str | os.PathLike[str]]) -> tuple[list[File], str | N
     Raises:
         InputError: one is missing, given twice, or neither JSON Lines nor parquet.
     """
+    if isinstance(inputs, (str, os.PathLike)):
+        inputs = [inputs]
     if not inputs:
         raise InputError("", "no input files given")
     if any("://" in os.fspath(one) for one in inputs):

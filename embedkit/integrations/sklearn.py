@@ -20,7 +20,7 @@ except ImportError as error:
 
 from ..encoder import Encoder
 from ..inputs import check_collection
-from .opening import encoder_of
+from .opening import encode_rows, encoder_of
 
 __all__ = ["EmbedkitTransformer"]
 
@@ -87,15 +87,16 @@ class EmbedkitTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         return self._encode(_texts(X))
 
     def _encode(self, texts: list[str]) -> npt.NDArray[np.float32]:
-        vectors: npt.NDArray[np.float32] = self.encoder_.encode(
+        vectors: npt.NDArray[np.float32] = encode_rows(
+            self.encoder_.encode,
             texts,
-            self.prompt_name,
-            self.prompt,
+            prompt_name=self.prompt_name,
+            prompt=self.prompt,
             truncate_dim=self.truncate_dim,
             normalize_embeddings=self.normalize_embeddings,
             show_progress_bar=False,
         )
-        return vectors if texts else np.empty((0, self.n_features_out_), np.float32)
+        return vectors
 
     @property
     def _n_features_out(self) -> int:

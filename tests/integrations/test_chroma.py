@@ -55,7 +55,7 @@ def test_it_is_registered_and_not_a_legacy_function() -> None:
     assert known_embedding_functions["embedkit"] is EmbedkitEmbeddingFunction
     copy = config_to_embedding_function({"name": "embedkit", "config": function.get_config()})
     assert copy.get_config() == function.get_config()
-    assert copy.encoder is function.encoder
+    assert copy.encoder._engine is function.encoder._engine
     assert function.max_tokens() == function.encoder.max_seq_length
 
 

@@ -73,11 +73,24 @@ def test_pipelines_run_and_are_read_back_from_yaml(tmp_path: Path) -> None:
     assert embedding == querying.get_component("embedder").run("what to cook")["embedding"]
 
 
+def test_what_is_saved_leads_to_the_model_from_other_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Encoder().save(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    embedder = EmbedkitTextEmbedder("model", {"prompts": {"query": "question: "}})
+    saved = embedder.to_dict()
+    saved["init_parameters"]["options"]["prompts"].clear()
+    assert embedder.options == {"prompts": {"query": "question: "}}
+    monkeypatch.chdir("/")
+    assert EmbedkitTextEmbedder.from_dict(embedder.to_dict()).run("a") == embedder.run("a")
+
+
 def test_components_of_one_model_share_its_weights() -> None:
     text, documents = EmbedkitTextEmbedder(), EmbedkitDocumentEmbedder()
     text.warm_up()
     documents.warm_up()
-    assert text._encoder is documents._encoder
+    assert text._open()._engine is documents._open()._engine
 
 
 def test_wrong_input_is_refused() -> None:
@@ -86,5 +99,9 @@ def test_wrong_input_is_refused() -> None:
     for wrong in ("a", [Document(content="a"), "b"]):
         with pytest.raises(TypeError, match="EmbedkitTextEmbedder embeds a text"):
             EmbedkitDocumentEmbedder().run(wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"must be a list of names; use \['title'\]"):
+        EmbedkitDocumentEmbedder(meta_fields_to_embed="title")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="options must be a dict"):
+        EmbedkitTextEmbedder(options="int8")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="model must be a name or a folder"):
         EmbedkitTextEmbedder(Encoder())  # type: ignore[arg-type]

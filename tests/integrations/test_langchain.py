@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,8 @@ from langchain_tests.unit_tests import EmbeddingsUnitTests
 
 from embedkit import Encoder
 from embedkit.index import Document as IndexDocument
-from embedkit.index import Index, InputError, ModelMismatchError
+from embedkit.index import Index, InputError, ModelMismatchError, ResumeError
+from embedkit.index.build.resume import resumable_rows
 from embedkit.integrations.langchain import EmbedkitEmbeddings, EmbedkitVectorStore
 
 
@@ -238,6 +242,37 @@ def test_an_addition_that_failed_is_in_nobodys_way(tmp_path: Path) -> None:
     assert [found.id for found in store.similarity_search("fine", k=2)] == ["1"]
 
 
+def interrupted(documents: list[IndexDocument]) -> Iterator[IndexDocument]:
+    yield from documents
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("mode", ["build", "upsert"])
+def test_what_others_have_encoded_is_not_discarded(tmp_path: Path, mode: str) -> None:
+    encoder = Encoder()
+    vector = encoder.encode("text")
+    others = [IndexDocument(f"text {n}", str(n), vector=vector) for n in range(2100)]
+    path = tmp_path / "index"
+    if mode == "upsert":
+        EmbedkitVectorStore(path, encoder).add_texts(["one"], ids=["one"])
+    write: Any = (
+        Index.open(path, encoder).upsert if mode == "upsert" else partial(Index.build, path, encoder=encoder)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        write(documents=interrupted(others))
+    encoded = resumable_rows(path)
+    assert encoded == 2048
+    store = EmbedkitVectorStore(path, encoder)
+    for metadata, error in (({"x": {1}}, InputError), ({}, ResumeError), ({}, ResumeError)):
+        with pytest.raises(error):  # also where an addition of the store's own has failed before
+            store.add_texts(["mine"], [metadata])
+        assert resumable_rows(path) == encoded
+    with pytest.raises(ResumeError, match="restart=True"):
+        store.add_texts(["mine"], ids=["mine"])
+    assert store.add_texts(["mine"], ids=["mine"], restart=True) == ["mine"]
+    assert len(store.index) == (2 if mode == "upsert" else 1)
+
+
 def test_a_store_sees_the_index_that_another_has_made(tmp_path: Path) -> None:
     first, second = (EmbedkitVectorStore(tmp_path / "index", Encoder()) for _ in range(2))
     assert second.similarity_search("one") == [] and second.get_by_ids(["1"]) == []
@@ -245,6 +280,69 @@ def test_a_store_sees_the_index_that_another_has_made(tmp_path: Path) -> None:
     assert [found.page_content for found in second.get_by_ids(["1"])] == ["one"]
     second.add_texts(["two"], ids=["2"])
     assert len(second.index) == 2
+
+
+def test_a_store_sees_what_others_change(tmp_path: Path) -> None:
+    first = EmbedkitVectorStore.from_texts(["one"], Encoder(), ids=["1"], path=tmp_path / "index")
+    second = EmbedkitVectorStore(tmp_path / "index", Encoder())
+    assert len(second.similarity_search("one")) == 1
+    first.add_texts(["two"], ids=["2"])
+    first.delete(["1"])
+    assert [found.id for found in second.similarity_search("one")] == ["2"]
+    assert second.get_by_ids(["1"]) == [] and len(second.index) == 1
+    first.delete()
+    assert second.max_marginal_relevance_search("one") == []
+
+
+def test_a_retriever_before_the_first_document_decides_on_no_model(tmp_path: Path) -> None:
+    store = EmbedkitVectorStore(tmp_path / "index")
+    retriever = store.as_retriever(search_kwargs={"k": 1})
+    EmbedkitVectorStore(tmp_path / "index", Encoder(truncate_dim=32)).add_texts(["one"], ids=["1"])
+    assert [found.id for found in retriever.invoke("one")] == ["1"]
+    assert len(store.embeddings.embed_query("one")) == 32
+
+
+def test_copies_and_pickles_open_the_index_again(
+    store: EmbedkitVectorStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(store.index.path).parent)
+    relative = EmbedkitVectorStore("index", EmbedkitEmbeddings(normalize_embeddings=True))
+    pickled = pickle.dumps(relative)
+    retriever = store.as_retriever(search_kwargs={"k": 1})
+    monkeypatch.chdir("/")
+    for copied in (pickle.loads(pickled), copy.deepcopy(store), copy.copy(store)):
+        assert copied.similarity_search("cooking lentils", k=1) == store.similarity_search(
+            "cooking lentils", k=1
+        )
+    assert pickle.loads(pickled).embeddings.normalize_embeddings
+    for again in (pickle.loads(pickle.dumps(retriever)), copy.deepcopy(retriever)):
+        assert again.invoke("cooking lentils") == retriever.invoke("cooking lentils")
+
+
+def test_embeddings_that_an_index_would_not_call_are_refused(tmp_path: Path) -> None:
+    class Prompted(EmbedkitEmbeddings):
+        def embed_query(self, text: str) -> list[float]:
+            return super().embed_query(f"question: {text}")
+
+    with pytest.raises(TypeError, match="Prompted overrides embed_query, which an index does not call"):
+        EmbedkitVectorStore(tmp_path / "index", Prompted())
+
+
+def test_arguments_of_another_type_are_refused(store: EmbedkitVectorStore, tmp_path: Path) -> None:
+    empty = EmbedkitVectorStore(tmp_path / "empty")
+    for one in (store, empty):
+        for search in (
+            one.similarity_search,
+            one.similarity_search_with_relevance_scores,
+            one.max_marginal_relevance_search,
+        ):
+            for query in (["a", "b"], None):
+                with pytest.raises(TypeError, match="query is one text, not"):
+                    search(query)  # type: ignore[operator]
+            with pytest.raises(ValueError, match="query is empty"):
+                search(" ")  # type: ignore[operator]
+        with pytest.raises(InputError, match=r"texts\[1\]: it is Document, not a text; add_documents takes"):
+            one.add_texts(["a", Document("b")])  # type: ignore[list-item]
 
 
 def test_a_search_does_not_wait_for_an_addition(tmp_path: Path) -> None:

@@ -72,8 +72,32 @@ def test_it_is_serialized_and_restored(tmp_path: Path) -> None:
     ):
         assert copy.get_query_embedding("a") == query
         assert copy.normalize_embeddings and copy.model == str(tmp_path / "model")
-    assert EmbedkitEmbedding.from_dict(embedding.to_dict()).encoder is embedding.encoder
-    assert EmbedkitEmbedding(options=PROMPTS).encoder is not embedding.encoder
+    assert EmbedkitEmbedding.from_dict(embedding.to_dict()).encoder._engine is embedding.encoder._engine
+    assert EmbedkitEmbedding(options=PROMPTS).encoder._engine is not embedding.encoder._engine
+
+
+def test_what_it_says_is_what_it_computes_with() -> None:
+    embedding = EmbedkitEmbedding()
+    for name, value in (("model", "another"), ("options", {"truncate_dim": 8})):
+        with pytest.raises(ValueError, match="frozen"):
+            setattr(embedding, name, value)
+    embedding.callback_manager = CallbackManager([SimpleLLMHandler()])
+    short = embedding.model_copy(update={"options": {"truncate_dim": 8}, "normalize_embeddings": True})
+    vector = short.get_text_embedding("a")
+    assert vector == Encoder(truncate_dim=8).encode("a", normalize_embeddings=True).tolist()
+    assert EmbedkitEmbedding.from_dict(short.to_dict()).get_text_embedding("a") == vector
+    assert short.callback_manager is embedding.callback_manager
+    assert len(short.model_copy(update={"embed_batch_size": 7}).get_text_embedding("a")) == 8
+    with pytest.raises(TypeError, match=r"options must be a dict, e.g. {'precision': 'int8'}, not str"):
+        short.model_copy(update={"options": "int8"})
+
+
+def test_a_folder_is_saved_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Encoder(truncate_dim=32).save(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    saved = EmbedkitEmbedding("model").to_json()
+    monkeypatch.chdir("/")
+    assert len(EmbedkitEmbedding.from_json(saved).get_text_embedding("a")) == 32
 
 
 def test_settings_cache_and_callbacks_of_llama_index() -> None:

@@ -183,6 +183,33 @@ def test_prompts_go_by_task_then_by_type_then_by_prompt_type() -> None:
         MTEBEncoder(prompts={"NoSuchTask": "x"})
 
 
+def test_encode_kwargs_reach_the_encoder() -> None:
+    class Recording(Encoder):
+        def encode(self, *args: Any, **options: Any) -> Any:  # type: ignore[override]
+            vectors = super().encode(*args, **options)
+            seen.append(np.linalg.norm(vectors, axis=1))
+            return vectors
+
+    seen: list[Any] = []
+    task = sts(PAIRS)
+    model = MTEBEncoder(Recording(truncate_dim=32))  # vectors that are not of length 1
+    options = {"normalize_embeddings": True, "show_progress_bar": False}
+    mteb.evaluate(model, [task], encode_kwargs=options, cache=None, co2_tracker=False)
+    assert seen and np.allclose(np.concatenate(seen), 1)
+
+    def encoded(texts: list[str], **kwargs: Any) -> Any:
+        batches = [{"text": texts}]
+        return model.encode(
+            batches, task_metadata=task.metadata, hf_split="test", hf_subset="default", **kwargs
+        )
+
+    for kwargs in ({}, {"precision": "binary"}, {"truncate_dim": 8}, {"batch_size": 2}):
+        some, none = encoded(["a"], **kwargs), encoded([], **kwargs)
+        assert none.shape == (0, some.shape[1]) and none.dtype == some.dtype
+    with pytest.raises(TypeError, match="unexpected keyword argument 'normalise'"):
+        encoded(["a"], normalise=True)
+
+
 def test_results_are_kept_apart_by_options_of_the_vectors() -> None:
     options: list[dict[str, Any]] = [
         {},

@@ -179,6 +179,17 @@ def test_pieces_are_the_file(tmp_path: Path, rows: int) -> None:
     ]
 
 
+def test_one_input_is_a_list_of_one(tmp_path: Path) -> None:
+    path = corpus(tmp_path)[0]
+    assert files(str(path)) == files(Path(path)) == files([path])
+
+
+@pytest.mark.parametrize("name", ["encoders", "encoder_threads", "shard_rows"])
+def test_a_cluster_of_nothing_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be a positive integer, not 0"):
+        ray_index.Cluster(**{name: 0})
+
+
 def test_files_of_several_folders_are_named_as_in_a_local_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,9 +1,12 @@
-"""The encoder that adapters share: one for the same files, and another one for others."""
+"""Encoders of adapters share the weights of the same files, and neither their settings nor those of other files."""
 
 from __future__ import annotations
 
+import copy
+import gc
 import os
 import shutil
+import weakref
 from pathlib import Path
 
 import pytest
@@ -18,12 +21,35 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     Encoder(truncate_dim=32).save("model")
 
 
-def test_callers_with_the_same_files_share_it(tmp_path: Path) -> None:
-    encoder = open_encoder("model", {})
-    assert open_encoder("model", {}) is encoder
-    assert open_encoder(str(tmp_path / "model"), {}) is encoder
-    assert open_encoder("model", {"truncate_dim": 8}) is not encoder
-    assert open_encoder(None, {}) is not encoder
+def test_callers_with_the_same_files_share_the_weights(tmp_path: Path) -> None:
+    engine = open_encoder("model", {})._engine
+    assert open_encoder("model", {})._engine is engine
+    assert open_encoder(str(tmp_path / "model"), {})._engine is engine
+    assert open_encoder("model", {"truncate_dim": 8})._engine is not engine
+    assert open_encoder(None, {})._engine is not engine
+
+
+def test_weights_are_shared_while_any_caller_has_them() -> None:
+    first = open_encoder("model", {})
+    second = copy.deepcopy(open_encoder("model", {}))
+    engine = weakref.ref(first._engine)
+    del first
+    gc.collect()
+    assert open_encoder("model", {})._engine is second._engine is engine()
+    del second
+    gc.collect()
+    assert engine() is None
+
+
+def test_settings_are_each_callers_own() -> None:
+    first, second = open_encoder("model", {}), open_encoder("model", {})
+    before = second.encode("a b c d e f").tolist()
+    first.max_seq_length, first.truncate_dim, first.prompts["query"] = 3, 8, "question: "
+    first.encode("a")
+    for other in (second, open_encoder("model", {})):
+        assert other.encode("a b c d e f").tolist() == before
+        assert other.prompts["query"] == ""
+    assert second.describe()["texts"] == 2
 
 
 def test_a_folder_that_was_written_again_is_opened_again() -> None:
@@ -41,10 +67,12 @@ def test_a_relative_path_is_that_of_the_working_directory(tmp_path: Path) -> Non
     Encoder(truncate_dim=8).save("model")
     second = open_encoder("model", {})
     assert second.describe()["path"] == str(tmp_path / "other" / "model")
-    assert second is not first
+    assert second._engine is not first._engine
 
 
-def test_a_closed_one_is_not_handed_out() -> None:
-    encoder = open_encoder("model", {})
-    encoder.close()
+def test_whoever_closes_one_closes_no_other() -> None:
+    first, second = open_encoder("model", {}), open_encoder("model", {})
+    first.close()
+    assert second.encode("a").shape == (32,)
+    second.close()
     assert open_encoder("model", {}).encode("a").shape == (32,)
