@@ -10,7 +10,7 @@ They are fitted on Cranfield's documents and sentences of the data, or on ``--te
 
 * STS: Spearman x 100 of the seven sets, also without pairs that are in a dev set too; STS-B dev.
 * Pairs: average precision of the cosine on Quora's test pairs.
-* Search: nDCG@10 on the development collections (Cranfield, MED, CACM) and those of ``--held-out``, a folder of
+* Search: nDCG@10 on Cranfield, MED and CACM (development collections) and those of ``--held-out``, a folder of
   docs, queries and qrels like `retrieval_dev`; with vectors, with BM25, and with both (the default weight of hybrid
   search).
 * Probes: logistic regression on vectors (accuracy of SST-5 and of the topics of WordNet's nouns), and k-means
@@ -38,8 +38,6 @@ from hybrid import Judged, Words, collections_of, fused, read_table
 from retrieval import ndcg
 from retrieval_data import Vectors, cached_vectors, truncated
 
-#: Looked at for two candidates of the built-in model, and so no test of the next.
-_DEVELOPMENT = ("npl",)
 K = 10
 CANDIDATES = 400
 _SAMPLE = 20_000  # texts on which principal components are fitted
@@ -355,7 +353,7 @@ def main() -> None:
 
     judged = collections_of(options.data)
     for name, one in (held_out(options.held_out) if options.held_out else {}).items():
-        if not options.dev or name in _DEVELOPMENT:
+        if not options.dev or name in common.DEVELOPMENT:
             judged[name] = one
     collections = {name: (one, Keywords(one)) for name, one in judged.items()}
     rows: dict[str, Any] = {}

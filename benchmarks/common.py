@@ -26,6 +26,7 @@ from typing import Any, TextIO, TypeVar
 import numpy as np
 
 __all__ = [
+    "DEVELOPMENT",
     "RESULTS",
     "ROOT",
     "TRAINING_RESULTS",
@@ -59,6 +60,9 @@ Key = TypeVar("Key")
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 TRAINING_RESULTS = RESULTS / "training"
+
+#: Collections that the built-in model was chosen on, its whitening on NPL too: no test of it.
+DEVELOPMENT = ("cranfield", "med", "cacm", "npl")
 
 #: The flags that decide which kernels a package can use.
 CPU_FLAGS = (

@@ -233,7 +233,6 @@ _CARD_ROWS = {
     "bge-small": "bge-small-en-v1.5",
     "bge-small-prompted": "bge-small-en-v1.5, queries with its prompt",
 }
-_DEVELOPMENT = ("cranfield", "med", "cacm")
 
 
 def _mean(row: dict[str, Any], names: Sequence[str], kind: str) -> float:
@@ -243,7 +242,7 @@ def _mean(row: dict[str, Any], names: Sequence[str], kind: str) -> float:
 
 def card(result: dict[str, Any]) -> str:
     """The built-in model beside others: similarity, pairs, search."""
-    held_out = [name for name in result["rows"]["BM25"]["search"] if name not in _DEVELOPMENT]
+    held_out = [name for name in result["rows"]["BM25"]["search"] if name not in common.DEVELOPMENT]
 
     def mean(row: dict[str, Any], names: Sequence[str], kind: str) -> str:
         return f"{_mean(row, names, kind):.3f}"
@@ -258,7 +257,11 @@ def card(result: dict[str, Any]) -> str:
             f"{size:,}",
             f"{row['sts']['average']:.2f}",
             f"{row['quora_ap']:.1f}",
-            *(mean(row, names, kind) for names in (_DEVELOPMENT, held_out) for kind in ("vectors", "hybrid")),
+            *(
+                mean(row, names, kind)
+                for names in (common.DEVELOPMENT, held_out)
+                for kind in ("vectors", "hybrid")
+            ),
         ]
         rows.append([cells[0], *(f"**{c}**" for c in cells[1:])] if name == "built-in" else cells)
     words = result["rows"]["BM25"]
@@ -269,7 +272,7 @@ def card(result: dict[str, Any]) -> str:
             "",
             "",
             "",
-            mean(words, _DEVELOPMENT, "bm25"),
+            mean(words, common.DEVELOPMENT, "bm25"),
             "",
             mean(words, held_out, "bm25"),
             "",
@@ -290,7 +293,7 @@ def card(result: dict[str, Any]) -> str:
     return (
         "Weights in int8. STS: mean Spearman x 100 over STS12-16, STS-B and SICK-R. Quora: average precision of the"
         "\ncosine of pairs of questions. Search and hybrid search (vectors and words): mean nDCG@10 on collections that"
-        f"\nthe built-in model was chosen on (dev: Cranfield, MED, CACM) and on others ({names})."
+        f"\nthe built-in model was chosen on (dev: Cranfield, MED, CACM, NPL) and on others ({names})."
         f"\n\n{common.table(headers, rows)}"
     )
 
@@ -336,7 +339,7 @@ def whole_card(result: dict[str, Any]) -> str:
     ]
     words = result["rows"]["BM25"]["search"]
     for name, bm25 in words.items():
-        dev = " (dev)" if name in _DEVELOPMENT else ""
+        dev = " (dev)" if name in common.DEVELOPMENT else ""
         for kind, label in (("vectors", f"{name.upper()}{dev}"), ("hybrid", "… hybrid")):
             lines.append([label, *(f"{row['search'][name][kind]:.3f}" for row in columns)])
         lines[-2][0] += f"; BM25 {bm25['bm25']:.3f}"
@@ -350,7 +353,7 @@ def whole_card(result: dict[str, Any]) -> str:
 #: Collections whose mean the table of seeds has.
 _SEARCHES = {
     "CISI, LISA, TIME, ADI": ("cisi", "lisa", "time", "adi"),
-    "Cranfield, MED, CACM, NPL (dev)": (*_DEVELOPMENT, "npl"),
+    "Cranfield, MED, CACM, NPL (dev)": common.DEVELOPMENT,
 }
 
 

@@ -61,3 +61,24 @@ def test_a_result_without_a_table_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delitem(readme.RENDER, "serve")
     with pytest.raises(SystemExit, match="a result of serve has none"):
         readme._update(common.ROOT / "docs" / "serve.md", write=False)
+
+
+def test_searches_of_the_catalog_are_the_means_of_the_card_without_its_development_collections() -> None:
+    import common
+
+    rows = result_of("card")["rows"]
+    tests = [name for name in rows["BM25"]["search"] if name not in common.DEVELOPMENT]
+    assert "npl" not in tests
+    catalog = json.loads(
+        (common.ROOT / "embedkit" / "model_folder" / "catalog.json").read_text(encoding="utf-8")
+    )
+    said = {need["model"]: need["figures"] for need in catalog["needs"] if "search" in need["figures"]}
+    of_card = {
+        "embedkit-256-int8": "built-in",
+        "BAAI/bge-small-en-v1.5": "bge-small-prompted",
+        "sentence-transformers/all-mpnet-base-v2": "mpnet",
+    }
+    assert said.keys() == of_card.keys()
+    for model, row in of_card.items():
+        mean = sum(rows[row]["search"][name]["vectors"] for name in tests) / len(tests)
+        assert f"search {mean:.3f}".replace("0.", ".") in said[model]
