@@ -41,6 +41,7 @@ __all__ = [
     "machine_info",
     "model_folder",
     "open_text",
+    "part_of",
     "percentile",
     "positive",
     "read_texts",
@@ -420,11 +421,22 @@ def now() -> str:
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def write_json(path: Path, result: Mapping[str, Any]) -> None:
-    """Write a result, one value per line, so that two runs can be compared with diff."""
+def part_of(path: Path) -> Path:
+    """Where the unfinished result of ``path`` is."""
+    return path.with_suffix(".part.json")
+
+
+def write_json(path: Path, result: Mapping[str, Any], *, finished: bool = True) -> None:
+    """Write a result, one value per line, so that two runs can be compared with diff.
+
+    The file of an earlier run is replaced when this one has finished, never before: until then it is at `part_of`.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
 
     def plain(value: Any) -> Any:
         return asdict(value) if isinstance(value, Spread) else str(value)
 
-    path.write_text(json.dumps(result, indent=1, default=plain, ensure_ascii=False) + "\n", encoding="utf-8")
+    text = json.dumps(result, indent=1, default=plain, ensure_ascii=False) + "\n"
+    part_of(path).write_text(text, encoding="utf-8")
+    if finished:
+        part_of(path).replace(path)

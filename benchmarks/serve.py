@@ -1,7 +1,7 @@
 """Load on a server of embeddings: `python benchmarks/serve.py [--output FILE]`.
 
 Starts ``embedkit-serve``, a plain FastAPI + sentence-transformers server and, where it is installed, infinity-emb, one
-after the other on loopback with the same model, and asks each from an asyncio client in a process of its own. Writes
+after the other on loopback with the same model, and asks each from an asyncio client in a process of its own. Prints
 requests and texts a second, latencies (p50, p95, p99), and `Encoder.encode`'s own speed in the same run, after each
 server.
 """
@@ -28,7 +28,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, built_in, machine_info, percentile, report, sample_texts, versions, write_json
+from common import built_in, machine_info, percentile, positive, report, sample_texts, versions, write_json
 
 _MAIN = "import sys; from embedkit.cli.serve import main; sys.exit(main(sys.argv[1:]))"
 _PACKAGES = ["embedkit", "uvicorn", "starlette", "uvloop", "fastapi", "sentence-transformers", "infinity-emb"]
@@ -285,7 +285,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=18080)
     parser.add_argument("--seconds", type=float, default=5, help="of each load (default: 5)")
     parser.add_argument(
-        "--runs", type=int, default=3, help="alternating runs, of which the median (default: 3)"
+        "--runs", type=positive, default=3, help="alternating runs, of which the median (default: 3)"
     )
     parser.add_argument(
         "--infinity",
@@ -293,7 +293,7 @@ def main() -> None:
         metavar="COMMAND",
         help="what starts infinity_emb, which needs an environment of its own (transformers below 5)",
     )
-    parser.add_argument("--output", type=Path, help="default: serve.json, or serve-soak.json, in results")
+    parser.add_argument("--output", type=Path, help="write the results to this file (.json)")
     parser.add_argument(
         "--soak",
         type=float,
@@ -309,8 +309,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # an exit also ends the server
     machine = machine_info()
     if options.soak:
-        output = options.output or RESULTS / "serve-soak.json"
-        write_json(output, report("serve-soak", machine=machine, soak=soaked(options)))
+        result = report("serve-soak", machine=machine, soak=soaked(options))
+        if options.output:
+            write_json(options.output, result)
         return
     runs: dict[str, list[list[dict[str, Any]]]] = {}
     encoder = []
@@ -335,7 +336,10 @@ def main() -> None:
                 encoder={name: statistics.median(one[name] for one in encoder) for name in encoder[0]},
                 servers={name: medians(found) for name, found in runs.items()},
             )
-            write_json(options.output or RESULTS / "serve.json", result)
+            if options.output:
+                write_json(options.output, result, finished=False)
+    if options.output:
+        write_json(options.output, result)
 
 
 def soaked(options: argparse.Namespace) -> dict[str, Any]:
