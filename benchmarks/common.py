@@ -34,6 +34,7 @@ __all__ = [
     "add_text_arguments",
     "alternate",
     "built_in",
+    "bytes_saturate",
     "cosines",
     "embedkit_isa",
     "in_process",
@@ -258,6 +259,12 @@ def machine_info() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()}",
         "load_before": [round(x, 2) for x in os.getloadavg()],
     }
+
+
+def bytes_saturate() -> bool:
+    """Whether products of bytes are summed by ``vpmaddubsw``, which saturates at 16 bits: x86-64 without VNNI."""
+    flags = machine_info()["cpu_flags"]
+    return "avx2" in flags and not {"avx_vnni", "avx512_vnni"} & set(flags)
 
 
 def embedkit_isa() -> str | None:
