@@ -15,7 +15,7 @@ from typing import Any
 
 import common
 from peers import peer_class
-from readme_cells import built_in, machine, named, rate
+from readme_cells import best_batch, built_in, machine, named, not_measured, note, rate
 from readme_cpu import processor
 from readme_gpu import kernels_on_a_gpu, throughput_on_a_gpu
 
@@ -53,9 +53,9 @@ def throughput(result: dict[str, Any]) -> str:
         f"Throughput of {result['model']} ({result['shape']})",
         f"on {texts['texts']:,} {distinct}texts of {texts['mean']} tokens on average, tokenization included;",
         f"{result['threads']} threads, {result['isa']}, median of {result['rounds']} alternating runs, each package at",
-        f"its best batch size. {machine(result)}.",
+        f"{best_batch(result['rows'])}. {machine(result)}.",
     ]
-    return "\n".join([*caption, "", common.table(headers, rows)])
+    return "\n".join([*caption, not_measured(result), common.table(headers, rows)])
 
 
 def latency(result: dict[str, Any]) -> str:
@@ -146,7 +146,8 @@ def table_of_hpd(result: dict[str, Any]) -> str:
     return (
         f"Throughput of the models of HPD's Table 1 on {texts['texts']:,} distinct texts of {texts['mean']} tokens on "
         f"average (fewer texts for large models), {result['threads']} threads, tokenization included. "
-        f"{machine(result)}. In the paper: {result['paper_hardware']}.\n\n{common.table(headers, rows)}"
+        f"{machine(result)}. In the paper: {result['paper_hardware']}.\n"
+        f"{note(result)}\n{common.table(headers, rows)}"
     )
 
 
@@ -217,9 +218,10 @@ def retrieval(result: dict[str, Any]) -> str:
     headers = ["model, dimension", "index", "Faiss factory", "MRR@10", "recall@10 of exact", "ms per 1,000"]
     headers += ["MB", "time / Faiss alone", "text to hits, p50 ms"]
     questions = result["questions"]
+    subset = ", a subset of Quora's data" if result["subset_of_quora"] else ""
     return (
-        f"Duplicate questions of Quora: {questions['queries']:,} queries among {questions['stored']:,} questions, "
-        f"{result['threads']} thread. "
+        f"Duplicate questions of Quora: {questions['queries']:,} queries among {questions['stored']:,} questions of "
+        f"{questions['pairs']:,} pairs{subset}, {result['threads']} thread. "
         f"{machine(result)}.\n\n{common.table(headers, rows)}"
     )
 

@@ -24,6 +24,16 @@ def test_a_gpu_row_without_further_measurements_has_empty_cells() -> None:
     assert result["rows"][0]["name"] in readme.throughput_on_a_gpu(result)
 
 
+def test_a_package_without_a_row_is_named_with_the_reason() -> None:
+    import readme
+
+    text = readme.throughput(result_of("cpu-zen4-avx2"))
+    assert "its best batch size (from 8 up)" in text
+    assert "\nCannot be limited to avx2: embedkit onnx; fastembed fp32;" in text
+    assert "\nNot measured: embedkit onnx;" in readme.processor(result_of("cpu-zen2"))
+    assert "ot measured" not in readme.processor(result_of("cpu-zen5"))
+
+
 def test_another_built_in_model_is_called_former() -> None:
     import readme
 
