@@ -82,3 +82,17 @@ def test_help_of_the_sample_corpus_writes_nothing() -> None:
     done = subprocess.run([sys.executable, str(script), "--help"], capture_output=True, text=True, check=True)
     assert "sample corpus" in done.stdout
     assert script.with_name("corpus.jsonl").stat().st_mtime_ns == before
+
+
+def test_every_document_that_shares_words_with_a_text_counts(tmp_path: Path) -> None:
+    held_out = import_module("held_out")
+    run = "one two three four five six seven eight"
+    docs = [
+        ("a", "1", "title", f"{run} nine"),
+        ("a", "2", run, "another text"),
+        ("b", "1", "title", f"zero, {run.title()}"),
+        ("b", "2", "title", run.replace("four", "for")),
+    ]
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text(json.dumps({"text": f"He counts: {run}."}), encoding="utf-8")
+    assert held_out.shared(docs, texts) == {"a": 2, "b": 1}
