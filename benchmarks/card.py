@@ -268,7 +268,7 @@ def probes(view: View, data: Path) -> dict[str, float]:
 
 
 def speed(encoder: Any, texts: Sequence[str], queries: Sequence[str]) -> dict[str, Any]:
-    """Texts a second, the median of three, and the median milliseconds of one query; and when."""
+    """Texts a second, the median of three, and the median milliseconds of one query; when and where: rows are kept."""
     encoder.encode(list(texts[:64]))
     rates = []
     for _ in range(3):
@@ -284,6 +284,7 @@ def speed(encoder: Any, texts: Sequence[str], queries: Sequence[str]) -> dict[st
         "texts_per_s": round(statistics.median(rates), 1),
         "query_ms": round(statistics.median(taken), 3),
         "date": common.now(),
+        "machine": common.machine_info(),
     }
 
 
@@ -397,9 +398,11 @@ def show(label: str, row: Mapping[str, Any]) -> None:
     found = ", ".join(
         f"{name} {one['vectors']:.3f}/{one['hybrid']:.3f}" for name, one in row["search"].items()
     )
+    taken = row.get("speed")
+    fast = f", {taken['texts_per_s']} texts/s, {taken['query_ms']} ms a query" if taken else ""
     print(
         f"{label}: STS {row['sts']['average']} (unseen {row['sts']['unseen']}, dev {row['sts']['stsb_dev']}), "
-        f"Quora AP {row['quora_ap']}, {found}, {row['probes']}, {row.get('speed', '')}",
+        f"Quora AP {row['quora_ap']}, {found}, {row['probes']}{fast}",
         flush=True,
     )
 

@@ -345,10 +345,12 @@ def whole_card(result: dict[str, Any]) -> str:
         for kind, label in (("vectors", f"{name.upper()}{dev}"), ("hybrid", "… hybrid")):
             lines.append([label, *(f"{row['search'][name][kind]:.3f}" for row in columns)])
         lines[-2][0] += f"; BM25 {bm25['bm25']:.3f}"
-    speeds = [row.get("speed") for row in columns]
-    day = columns[0]["speed"]["date"][:10]  # rows are kept from run to run
-    lines.append([f"texts a second, {day}", *(f"{one['texts_per_s']:,.0f}" if one else "" for one in speeds)])
-    lines.append([f"one query, ms, {day}", *(f"{one['query_ms']:.2f}" if one else "" for one in speeds)])
+    where = machine(columns[0]["speed"])
+    speeds = [row["speed"] if "speed" in row and machine(row["speed"]) == where else None for row in columns]
+    lines.append(
+        [f"texts a second, {where}", *(f"{one['texts_per_s']:,.0f}" if one else "" for one in speeds)]
+    )
+    lines.append([f"one query, ms, {where}", *(f"{one['query_ms']:.2f}" if one else "" for one in speeds)])
     return f"{machine(result)}.\n\n{common.table(['', *_CARD_COLUMNS.values()], lines)}"
 
 

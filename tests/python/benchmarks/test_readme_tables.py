@@ -34,6 +34,16 @@ def test_a_package_without_a_row_is_named_with_the_reason() -> None:
     assert "ot measured" not in readme.processor(result_of("cpu-zen5"))
 
 
+def test_speeds_are_labeled_with_their_own_machine_and_stand_beside_no_other() -> None:
+    import readme
+
+    result = result_of("card")
+    result["rows"]["minilm"]["speed"]["machine"]["cpu_family_model"] = "25/17"
+    (line,) = (line for line in readme.whole_card(result).splitlines() if "texts a second" in line)
+    assert "(Zen 5, avx512_vnni), 2026-11-24" in line
+    assert "3,644" in line and "3,701" not in line
+
+
 def test_another_built_in_model_is_called_former() -> None:
     import readme
 
