@@ -34,10 +34,12 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     common.add_text_arguments(parser, default_limit=501_000)
-    parser.add_argument("--model", type=Path, help="model folder (default: the built-in model)")
+    parser.add_argument(
+        "--model", type=common.model_folder, help="model folder (default: the built-in model)"
+    )
     parser.add_argument("--build", type=int, default=200_000, help="number of texts of the timed build")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of searches")
+    parser.add_argument("--threads", type=common.positive, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--rounds", type=common.positive, default=5, help="rounds of searches")
     parser.add_argument("--work", type=Path, help="where to create the index (default: a temporary folder)")
     parser.add_argument("--json", type=Path, help="write the results here")
     return parser.parse_args()

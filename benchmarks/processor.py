@@ -41,9 +41,9 @@ def arguments() -> argparse.Namespace:
         "--gflop", type=float, default=150, help="work of one run of a package (default: 150, ~2 s in fp32)"
     )
     parser.add_argument("--peers", default="all", help="all, own, or names, comma-separated (default: all)")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=common.positive, default=len(os.sched_getaffinity(0)))
     parser.add_argument(
-        "--rounds", type=int, default=5, help="alternating runs of each candidate (default: 5)"
+        "--rounds", type=common.positive, default=5, help="alternating runs of each candidate (default: 5)"
     )
     parser.add_argument(
         "--load", type=float, default=0.3, help="wait until the load is below this (default: 0.3)"

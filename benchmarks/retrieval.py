@@ -57,7 +57,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--auto-dims", type=int, nargs="*", help="dimensions to choose an index for (default: --dims)"
     )
     parser.add_argument("--target-recall", type=float, default=0.95, help="recall of the chosen index")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=common.positive, default=5)
     parser.add_argument("--work", type=Path, required=True, help="folder to cache vectors in")
     parser.add_argument("--json", type=Path, help="write the result to this file")
     parser.add_argument("--plot", type=Path, help="plot MRR@10 against time to this file")

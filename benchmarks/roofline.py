@@ -212,7 +212,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=16, help="tokens of each text (default: 16)")
     parser.add_argument("--gpu", choices=list(GPUS), default="H200")
     parser.add_argument("--measure", action="store_true", help="measure the kernels of --model")
-    parser.add_argument("--model", type=Path)
+    parser.add_argument("--model", type=common.model_folder)
     parser.add_argument("--json", type=Path, help="write what was measured here")
     options = parser.parse_args()
     shape = Shape(*map(int, options.shape.split(",")))

@@ -28,7 +28,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from common import built_in, machine_info, percentile, positive, report, sample_texts, versions, write_json
+from common import (
+    built_in,
+    machine_info,
+    model_folder,
+    percentile,
+    positive,
+    report,
+    sample_texts,
+    versions,
+    write_json,
+)
 
 _MAIN = "import sys; from embedkit.cli.serve import main; sys.exit(main(sys.argv[1:]))"
 _PACKAGES = ["embedkit", "uvicorn", "starlette", "uvloop", "fastapi", "sentence-transformers", "infinity-emb"]
@@ -190,7 +200,7 @@ def soak(port: int, pid: int, model: str, expected: dict[str, bytes], seconds: f
     }
 
 
-def alone(model: str | None, seconds: float) -> dict[str, float]:
+def alone(model: Path | None, seconds: float) -> dict[str, float]:
     """`Encoder.encode` without a server: texts a second in lists, and the p50 of one text."""
     from embedkit import Encoder
 
@@ -258,7 +268,7 @@ def serving(command: list[str], port: int) -> Iterator[int]:
             process.wait()
 
 
-def commands(model: str | None, port: int, infinity: list[str]) -> dict[str, tuple[list[str], str]]:
+def commands(model: Path | None, port: int, infinity: list[str]) -> dict[str, tuple[list[str], str]]:
     """The servers that are installed: a command, and the name that requests give the model."""
     own = [sys.executable, "-c", _MAIN, "--port", str(port)]
     if model is None:
@@ -269,9 +279,9 @@ def commands(model: str | None, port: int, infinity: list[str]) -> dict[str, tup
         found[f"embedkit-serve {precision}"] = ([*own, "--precision", precision], "m")
     if find_spec("fastapi") and find_spec("sentence_transformers"):
         peer = Path(__file__).parent / "peers" / "fastapi_server.py"
-        found["fastapi + sentence-transformers"] = ([sys.executable, str(peer), model, str(port)], "m")
+        found["fastapi + sentence-transformers"] = ([sys.executable, str(peer), str(model), str(port)], "m")
     if infinity:
-        command = [*infinity, "v2", "--model-id", model, "--served-model-name", "m", "--port", str(port)]
+        command = [*infinity, "v2", "--model-id", str(model), "--served-model-name", "m", "--port", str(port)]
         command += ["--host", "127.0.0.1", "--url-prefix", "/v1", "--device", "cpu"]
         found["infinity-emb"] = (command, "m")
     return found
@@ -280,7 +290,9 @@ def commands(model: str | None, port: int, infinity: list[str]) -> dict[str, tup
 def main() -> None:
     parser = argparse.ArgumentParser(description="Load on a server of embeddings, beside its peers.")
     parser.add_argument(
-        "--model", help="a folder of sentence-transformers (default: the built-in model, alone)"
+        "--model",
+        type=model_folder,
+        help="a folder of sentence-transformers (default: the built-in model, alone)",
     )
     parser.add_argument("--port", type=int, default=18080)
     parser.add_argument("--seconds", type=float, default=5, help="of each load (default: 5)")
@@ -329,7 +341,7 @@ def main() -> None:
                 "serve",
                 machine=machine,
                 versions=versions(_PACKAGES),
-                model=Path(options.model).name if options.model else "built-in",
+                model=options.model.name if options.model else "built-in",
                 **built_in(options.model),
                 seconds=options.seconds,
                 runs=min(map(len, runs.values())),

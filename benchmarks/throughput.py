@@ -71,9 +71,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--isa", help="limit all candidates to this instruction set: avx2 (embedkit also: avx2_vnni)"
     )
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=common.positive, default=len(os.sched_getaffinity(0)))
     parser.add_argument(
-        "--rounds", type=int, default=5, help="alternating runs of each candidate (default: 5)"
+        "--rounds", type=common.positive, default=5, help="alternating runs of each candidate (default: 5)"
     )
     parser.add_argument("--cache", type=Path, help="keep converted models here (default: a temporary folder)")
     parser.add_argument(
