@@ -35,8 +35,9 @@ from typing import Any
 import common
 import numpy as np
 from hybrid import Judged, Words, collections_of, fused, read_table
-from retrieval import ndcg
 from retrieval_data import Vectors, cached_vectors, truncated
+
+from embedkit.index.evaluate import ndcg
 
 K = 10
 CANDIDATES = 400

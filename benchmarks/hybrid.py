@@ -26,7 +26,8 @@ from typing import Any
 
 import common
 import numpy as np
-from retrieval import ndcg
+
+from embedkit.index.evaluate import ndcg
 
 COLLECTIONS = ("cranfield", "med", "cacm")
 K = 10

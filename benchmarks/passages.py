@@ -17,7 +17,8 @@ from typing import Any
 import common
 import numpy as np
 from hybrid import COLLECTIONS, Judged, K, collections_of
-from retrieval import ndcg
+
+from embedkit.index.evaluate import ndcg
 
 LENGTHS = (None, "96:24", "120:30", "160:30", "200:30")
 

@@ -17,8 +17,9 @@ import common
 import numpy as np
 from card import View
 from hybrid import collections_of, read_table
-from retrieval import ndcg
 from retrieval_data import Vectors
+
+from embedkit.index.evaluate import ndcg
 
 _FITTED_ON = 60_000
 Code = Callable[[Vectors], Vectors]
