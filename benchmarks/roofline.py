@@ -9,7 +9,6 @@ The rates are those of the data sheets times the shares below.
 """
 
 import argparse
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -221,7 +220,11 @@ def main() -> None:
         found = measure(options.model, options.tokens, options.length)
         measured = found["seconds"]
         if options.json:
-            options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            about = {
+                "machine": common.machine_info(),
+                "versions": common.versions(["embedkit", "torch", "triton"]),
+            }
+            common.write_json(options.json, common.report("roofline", **about, **found))
     terms = model(shape, options.tokens, options.length, GPUS[options.gpu])
     print(common.table(HEADERS, rows(terms, measured)))
     rate = options.tokens / total(terms)

@@ -142,7 +142,9 @@ def main() -> None:
         print(row, flush=True)
     if options.json is not None:
         about = {"model": Path(options.model).name, "query_prompt": options.query_prompt, "rows": rows}
-        common.write_json(options.json, {**about, "machine": common.machine_info()})
+        machine, found = common.machine_info(), common.versions(["embedkit", "faiss-cpu", "numpy"])
+        result = common.report("vector-formats", machine=machine, versions=found, **about)
+        common.write_json(options.json, result)
 
 
 if __name__ == "__main__":
