@@ -50,7 +50,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--lists", type=int, nargs="+", default=[1024, 2828], help="numbers of lists of IVF-Flat"
     )
     parser.add_argument("--seconds", type=float, default=120, help="time limit of the choice")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=common.positive, default=5)
     parser.add_argument("--json", type=Path, help="write the result to this file")
     parser.add_argument("--plot", type=Path, help="plot recall against time to this file")
     return parser.parse_args(argv)

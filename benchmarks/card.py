@@ -10,7 +10,7 @@ They are fitted on Cranfield's documents and sentences of the data, or on ``--te
 
 * STS: Spearman x 100 of the seven sets, also without pairs that are in a dev set too; STS-B dev.
 * Pairs: average precision of the cosine on Quora's test pairs.
-* Search: nDCG@10 on the development collections (Cranfield, MED, CACM) and those of ``--held-out``, a folder of
+* Search: nDCG@10 on Cranfield, MED and CACM (development collections) and those of ``--held-out``, a folder of
   docs, queries and qrels like `retrieval_dev`; with vectors, with BM25, and with both (the default weight of hybrid
   search).
 * Probes: logistic regression on vectors (accuracy of SST-5 and of the topics of WordNet's nouns), and k-means
@@ -35,11 +35,10 @@ from typing import Any
 import common
 import numpy as np
 from hybrid import Judged, Words, collections_of, fused, read_table
-from retrieval import ndcg
 from retrieval_data import Vectors, cached_vectors, truncated
 
-#: Looked at for two candidates of the built-in model, and so no test of the next.
-_DEVELOPMENT = ("npl",)
+from embedkit.index.evaluate import ndcg
+
 K = 10
 CANDIDATES = 400
 _SAMPLE = 20_000  # texts on which principal components are fitted
@@ -270,7 +269,7 @@ def probes(view: View, data: Path) -> dict[str, float]:
 
 
 def speed(encoder: Any, texts: Sequence[str], queries: Sequence[str]) -> dict[str, Any]:
-    """Texts a second, the median of three, and the median milliseconds of one query; and when."""
+    """Texts a second, the median of three, and the median milliseconds of one query; when and where: rows are kept."""
     encoder.encode(list(texts[:64]))
     rates = []
     for _ in range(3):
@@ -286,6 +285,7 @@ def speed(encoder: Any, texts: Sequence[str], queries: Sequence[str]) -> dict[st
         "texts_per_s": round(statistics.median(rates), 1),
         "query_ms": round(statistics.median(taken), 3),
         "date": common.now(),
+        "machine": common.machine_info(),
     }
 
 
@@ -355,7 +355,7 @@ def main() -> None:
 
     judged = collections_of(options.data)
     for name, one in (held_out(options.held_out) if options.held_out else {}).items():
-        if not options.dev or name in _DEVELOPMENT:
+        if not options.dev or name in common.DEVELOPMENT:
             judged[name] = one
     collections = {name: (one, Keywords(one)) for name, one in judged.items()}
     rows: dict[str, Any] = {}
@@ -399,9 +399,11 @@ def show(label: str, row: Mapping[str, Any]) -> None:
     found = ", ".join(
         f"{name} {one['vectors']:.3f}/{one['hybrid']:.3f}" for name, one in row["search"].items()
     )
+    taken = row.get("speed")
+    fast = f", {taken['texts_per_s']} texts/s, {taken['query_ms']} ms a query" if taken else ""
     print(
         f"{label}: STS {row['sts']['average']} (unseen {row['sts']['unseen']}, dev {row['sts']['stsb_dev']}), "
-        f"Quora AP {row['quora_ap']}, {found}, {row['probes']}, {row.get('speed', '')}",
+        f"Quora AP {row['quora_ap']}, {found}, {row['probes']}{fast}",
         flush=True,
     )
 

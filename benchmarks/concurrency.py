@@ -25,11 +25,15 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     common.add_text_arguments(parser, default_limit=4096)
-    parser.add_argument("--model", type=Path, help="model folder (default: the built-in model)")
+    parser.add_argument(
+        "--model", type=common.model_folder, help="model folder (default: the built-in model)"
+    )
     parser.add_argument("--precision", default="auto")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--callers", type=int, default=8, help="threads or processes at once (default: 8)")
-    parser.add_argument("--rounds", type=int, default=5, help="alternating rounds (default: 5)")
+    parser.add_argument("--threads", type=common.positive, default=len(os.sched_getaffinity(0)))
+    parser.add_argument(
+        "--callers", type=common.positive, default=8, help="threads or processes at once (default: 8)"
+    )
+    parser.add_argument("--rounds", type=common.positive, default=5, help="alternating rounds (default: 5)")
     parser.add_argument("--json", type=Path, help="write the results here")
     return parser.parse_args()
 

@@ -49,9 +49,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     common.add_text_arguments(parser, default_limit=65_536)
-    parser.add_argument("--model", type=Path, required=True, help="model folder with fp32 weights")
+    parser.add_argument(
+        "--model", type=common.model_folder, required=True, help="model folder with fp32 weights"
+    )
     parser.add_argument("--precision", default="bf16")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=common.positive, default=3)
     parser.add_argument("--json", type=Path, help="write the result to this file")
     options = parser.parse_args()
     from embedkit import Encoder

@@ -30,7 +30,9 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path)
-    parser.add_argument("--model", type=Path, required=True, help="all-MiniLM-L6-v2, in fp32 or int8")
+    parser.add_argument(
+        "--model", type=common.model_folder, required=True, help="all-MiniLM-L6-v2, in fp32 or int8"
+    )
     parser.add_argument("--texts", type=Path, required=True, help=".txt, .tsv or .jsonl, optionally .gz")
     parser.add_argument(
         "--column", default="text", help="columns of the texts, comma-separated (default: text)"

@@ -149,7 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--model", type=common.model_folder, required=True)
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -80,7 +80,12 @@ def main() -> None:
         )
     )
     if options.json:
-        common.write_json(options.json, {"tolerance": TOLERANCE, "losses": ours, "differences": found})
+        about = {
+            "machine": common.machine_info(),
+            "versions": common.versions(["embedkit", "torch", "triton"]),
+        }
+        content = {"tolerance": TOLERANCE, "losses": ours, "differences": found}
+        common.write_json(options.json, common.report("gpu-training", **about, **content))
     if bad := [name for name, difference in found.items() if not difference <= TOLERANCE]:
         raise SystemExit(f"the losses differ: {', '.join(bad)}")
 

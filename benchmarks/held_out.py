@@ -120,15 +120,15 @@ def shared(docs: list[tuple[str, ...]], texts: Path) -> Counter[str]:
         words = _WORDS.findall(text.lower())
         return {tuple(words[i : i + _SHINGLE]) for i in range(len(words) - _SHINGLE + 1)}
 
-    documents: dict[tuple[str, ...], int] = {}
+    documents: dict[tuple[str, ...], list[int]] = {}
     for number, row in enumerate(docs):
         for shingle in shingles(" ".join(row[2:])):
-            documents.setdefault(shingle, number)
-    found = set()
+            documents.setdefault(shingle, []).append(number)
+    found: set[int] = set()
     with texts.open(encoding="utf-8") as file:
         for line in file:
-            own = shingles(json.loads(line)["text"])
-            found.update(documents[shingle] for shingle in own if shingle in documents)
+            for shingle in shingles(json.loads(line)["text"]):
+                found.update(documents.get(shingle, ()))
     return Counter(docs[number][0] for number in found)
 
 

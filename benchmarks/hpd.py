@@ -123,7 +123,9 @@ def run(options: argparse.Namespace, model: Path, cache: Path, texts: list[str])
             if alone:
                 print(gpu.show([{"name": peer_class(key).name, **one} for key, one in alone.items()]))
             if options.json:
-                common.write_json(options.json, report())
+                common.write_json(options.json, report(), finished=False)
+    if options.json:
+        common.write_json(options.json, report())
     print(f"\n{options.threads} threads, tokenization included; paper: {HARDWARE}\n{_table(rows, keys)}")
 
 

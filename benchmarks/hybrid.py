@@ -26,7 +26,8 @@ from typing import Any
 
 import common
 import numpy as np
-from retrieval import ndcg
+
+from embedkit.index.evaluate import ndcg
 
 COLLECTIONS = ("cranfield", "med", "cacm")
 K = 10
@@ -354,10 +355,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--data", type=Path, required=True, help="folder with retrieval/, retrieval_dev/ and zh/"
     )
-    parser.add_argument("--model", type=Path, help="model folder (default: the built-in model)")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--zh-stored", type=int, default=50_000, help="Chinese questions to store")
-    parser.add_argument("--zh-queries", type=int, default=1000, help="Chinese questions to ask")
+    parser.add_argument(
+        "--model", type=common.model_folder, help="model folder (default: the built-in model)"
+    )
+    parser.add_argument("--threads", type=common.positive, default=1)
+    parser.add_argument(
+        "--zh-stored", type=common.positive, default=50_000, help="Chinese questions to store"
+    )
+    parser.add_argument("--zh-queries", type=common.positive, default=1000, help="Chinese questions to ask")
     parser.add_argument("--json", type=Path, help="write the result to this file")
     options = parser.parse_args(argv)
     machine, found = common.machine_info(), common.versions(("embedkit", "numpy", "faiss-cpu"))

@@ -14,7 +14,6 @@ import argparse
 import os
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,20 +33,15 @@ def arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     common.add_text_arguments(parser, default_limit=501_000)
-    parser.add_argument("--model", type=Path, help="model folder (default: the built-in model)")
+    parser.add_argument(
+        "--model", type=common.model_folder, help="model folder (default: the built-in model)"
+    )
     parser.add_argument("--build", type=int, default=200_000, help="number of texts of the timed build")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of searches")
+    parser.add_argument("--threads", type=common.positive, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--rounds", type=common.positive, default=5, help="rounds of searches")
     parser.add_argument("--work", type=Path, help="where to create the index (default: a temporary folder)")
     parser.add_argument("--json", type=Path, help="write the results here")
     return parser.parse_args()
-
-
-def timed(call: Callable[[], Any]) -> float:
-    """Seconds of a call."""
-    begin = time.perf_counter()
-    call()
-    return time.perf_counter() - begin
 
 
 def measure(
@@ -60,7 +54,7 @@ def measure(
     first = stored[: options.build]
     encoder.encode(first[:2000])  # warm-up
     quarter = first[::4]
-    alone = [timed(lambda: encoder.encode(quarter))]
+    alone = [common.timed(lambda: encoder.encode(quarter))()]
     steps: dict[str, float] = {}
     before = time.perf_counter()
 
@@ -70,8 +64,10 @@ def measure(
         steps[progress.stage] = steps.get(progress.stage, 0.0) + now - before
         before = now
 
-    build = timed(lambda: Index.build(folder, first, encoder, threads=options.threads, progress=note).close())
-    alone.append(timed(lambda: encoder.encode(quarter)))
+    build = common.timed(
+        lambda: Index.build(folder, first, encoder, threads=options.threads, progress=note).close()
+    )()
+    alone.append(common.timed(lambda: encoder.encode(quarter))())
     rate = 2 * len(quarter) / sum(alone)
     result: dict[str, Any] = {
         "build": {
@@ -86,8 +82,8 @@ def measure(
         rest = stored[options.build :]
         if rest:
             documents = ((str(number), text) for number, text in enumerate(rest, options.build))
-            added = timed(lambda: index.add(_documents(documents)))
-            compacted = timed(index.compact)
+            added = common.timed(lambda: index.add(_documents(documents)))()
+            compacted = common.timed(index.compact)()
             result["add"] = {"texts": len(rest), "add_s": round(added, 1), "compact_s": round(compacted, 1)}
         index.refresh()
         result["default"] = _ask(index, encoder, queries, options.rounds)
@@ -111,13 +107,15 @@ def _ask(index: Any, encoder: Any, queries: list[str], rounds: int) -> dict[str,
     index.search(queries[:100], K, hybrid=False)
     vectors = encoder.encode_query(queries, normalize_embeddings=True)
     single = {
-        name: [timed(lambda q=query, h=hybrid: index.search(q, K, hybrid=h)) * 1e3 for query in queries]
+        name: [
+            common.timed(lambda q=query, h=hybrid: index.search(q, K, hybrid=h))() * 1e3 for query in queries
+        ]
         for name, hybrid in (("one_query_ms", False), ("one_query_hybrid_ms", True))
     }
     runs = {
-        "all": lambda: timed(lambda: index.search(queries, K, hybrid=False)),
-        "encode": lambda: timed(lambda: encoder.encode_query(queries, normalize_embeddings=True)),
-        "faiss": lambda: timed(lambda: index.search_vectors(vectors, K)),
+        "all": common.timed(lambda: index.search(queries, K, hybrid=False)),
+        "encode": common.timed(lambda: encoder.encode_query(queries, normalize_embeddings=True)),
+        "faiss": common.timed(lambda: index.search_vectors(vectors, K)),
     }
     taken = {
         name: common.Spread.of([s * 1e3 for s in values])

@@ -300,7 +300,7 @@ def main() -> None:
     found = common.versions(packages)
     print(common.show_machine(machine, found))
 
-    def keep(content: dict[str, Any]) -> None:
+    def keep(content: dict[str, Any], *, finished: bool = False) -> None:
         if options.json:
             result = common.report(
                 f"kernels-{options.device}",
@@ -309,7 +309,7 @@ def main() -> None:
                 dry_run=options.dry_run,
                 **content,
             )
-            common.write_json(options.json, result)
+            common.write_json(options.json, result, finished=finished)
 
     if options.device == "cpu":
         rows = measure_cpu(options)
@@ -318,7 +318,7 @@ def main() -> None:
     else:
         content = measure_gpu(options, keep)
         print(show_gpu(content))
-    keep(content)
+    keep(content, finished=True)
     if own := [one["shape"] for one in content.get("failed", []) if one["form"] == "embedkit"]:
         raise SystemExit(f"embedkit's kernels failed on: {'; '.join(own)}")
 

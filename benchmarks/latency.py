@@ -82,11 +82,11 @@ def arguments() -> argparse.Namespace:
         "--model", type=common.model_folder, required=True, help="model folder with fp32 weights"
     )
     parser.add_argument("--peers", default="all", help="all, own, names; separated by commas (default: all)")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=common.positive, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--tokens", type=int, default=15, help="length of the texts, special tokens included")
     parser.add_argument("--queries", type=int, default=100, help="distinct texts in a round (default: 100)")
     parser.add_argument(
-        "--rounds", type=int, default=5, help="alternating rounds of each candidate (default: 5)"
+        "--rounds", type=common.positive, default=5, help="alternating rounds of each candidate (default: 5)"
     )
     parser.add_argument(
         "--starts", type=int, default=5, help="processes started for the cold start (default: 5)"

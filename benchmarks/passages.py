@@ -17,7 +17,8 @@ from typing import Any
 import common
 import numpy as np
 from hybrid import COLLECTIONS, Judged, K, collections_of
-from retrieval import ndcg
+
+from embedkit.index.evaluate import ndcg
 
 LENGTHS = (None, "96:24", "120:30", "160:30", "200:30")
 
@@ -51,8 +52,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", type=Path, required=True, help="folder with retrieval/ and retrieval_dev/")
-    parser.add_argument("--model", type=Path, help="model folder (default: the built-in model)")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--model", type=common.model_folder, help="model folder (default: the built-in model)"
+    )
+    parser.add_argument("--threads", type=common.positive, default=1)
     parser.add_argument("--json", type=Path, help="write the result to this file")
     options = parser.parse_args(argv)
     machine, found = common.machine_info(), common.versions(("embedkit", "numpy", "faiss-cpu"))

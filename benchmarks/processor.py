@@ -7,10 +7,11 @@ Candidates and rules are those of ``throughput.py``: the same distinct texts, al
 They find their batch size and streams anew in each case. The number of texts of a case follows from ``--gflop``, but
 is large enough for two batches of each thread, so runs on a large model take longer. ``--convert`` only fills the cache
 (exports, quantization with calibration), which needs no quiet machine. The measurement starts when the load average of
-the last minute is below ``--load``.
+the last minute is below ``--load``. A run that was stopped goes on from the cases in ``X.part.json`` beside ``--json``.
 """
 
 import argparse
+import json
 import os
 import sys
 import tempfile
@@ -40,9 +41,9 @@ def arguments() -> argparse.Namespace:
         "--gflop", type=float, default=150, help="work of one run of a package (default: 150, ~2 s in fp32)"
     )
     parser.add_argument("--peers", default="all", help="all, own, or names, comma-separated (default: all)")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=common.positive, default=len(os.sched_getaffinity(0)))
     parser.add_argument(
-        "--rounds", type=int, default=5, help="alternating runs of each candidate (default: 5)"
+        "--rounds", type=common.positive, default=5, help="alternating runs of each candidate (default: 5)"
     )
     parser.add_argument(
         "--load", type=float, default=0.3, help="wait until the load is below this (default: 0.3)"
@@ -98,6 +99,23 @@ def convert(options: argparse.Namespace, model: Path, cache: Path) -> None:
         print(f"{model.name}: {key} converted in {time.monotonic() - start:.0f} s", flush=True)
 
 
+def begun(path: Path | None, about: dict[str, Any]) -> dict[str, Any]:
+    """What a stopped run of the same arguments, machine and versions (``about``) has left; else ``about``, no cases."""
+    none = {**about, "minutes": 0.0, "cases": []}
+    if path is None or not (part := common.part_of(path)).is_file():
+        return none
+    found: dict[str, Any] = json.loads(part.read_text(encoding="utf-8"))
+    same = [found["machine"] | {"load_before": about["machine"]["load_before"]} == about["machine"]]
+    same += [found[name] == about[name] for name in ("arguments", "versions")]
+    if not all(same):
+        print(f"{part} is of another machine, other versions or arguments, and begun anew")
+        return none
+    for row in (row for case in found["cases"] for row in case["rows"]):
+        row["sentences_per_s"] = common.Spread(**row["sentences_per_s"])
+    print(f"goes on from {part}, begun {found['date']}: remove it to measure all cases anew")
+    return found
+
+
 def main() -> None:
     """Measure every case, print and write."""
     options = arguments()
@@ -117,27 +135,28 @@ def main() -> None:
         if options.convert:
             return
         wait_for_quiet(options.load, options.patience)
-        load = os.getloadavg()
-        begun = time.monotonic()
-        results: list[dict[str, Any]] = []
+        chosen, _ = choose(options.peers)
+        about = common.report(
+            "processor", machine=common.machine_info(), versions=throughput.versions(chosen)
+        )
+        result = begun(options.json, about)
+        done = {(one["model"], one["case"]) for one in result["cases"]}
+        start = time.monotonic() - 60 * result["minutes"]
         for model, folder in folders.items():
             for case, those in cases(model, texts, options.gflop, options.threads).items():
-                result = throughput.measure(options, model, folder, those)
-                print(throughput.show(result), flush=True)
-                results.append({"case": case, **result})
-                whole = common.report(
-                    "processor",
-                    machine=results[0]["machine"] | {"load_before": [round(x, 2) for x in load]},
-                    versions=result["versions"],
-                    threads=options.threads,
-                    rounds=options.rounds,
-                    minutes=round((time.monotonic() - begun) / 60, 1),
-                    cases=results,
-                )
+                if (model.name, case) in done:
+                    continue
+                one = throughput.measure(options, model, folder, those)
+                print(throughput.show(one), flush=True)
+                result["cases"].append({"case": case, **one})
+                result |= {"threads": options.threads, "rounds": options.rounds}
+                result["minutes"] = round((time.monotonic() - start) / 60, 1)
                 if options.json:
-                    common.write_json(options.json, whole)
+                    common.write_json(options.json, result, finished=False)
+        if options.json:
+            common.write_json(options.json, result)
         if options.plot:
-            throughput.plot(results[0], options.plot)
+            throughput.plot(result["cases"][0], options.plot)
 
 
 if __name__ == "__main__":

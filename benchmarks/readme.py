@@ -15,7 +15,7 @@ from typing import Any
 
 import common
 from peers import peer_class
-from readme_cells import built_in, machine, named, rate
+from readme_cells import best_batch, built_in, machine, named, not_measured, note, rate
 from readme_cpu import processor
 from readme_gpu import kernels_on_a_gpu, throughput_on_a_gpu
 
@@ -53,9 +53,9 @@ def throughput(result: dict[str, Any]) -> str:
         f"Throughput of {result['model']} ({result['shape']})",
         f"on {texts['texts']:,} {distinct}texts of {texts['mean']} tokens on average, tokenization included;",
         f"{result['threads']} threads, {result['isa']}, median of {result['rounds']} alternating runs, each package at",
-        f"its best batch size. {machine(result)}.",
+        f"{best_batch(result['rows'])}. {machine(result)}.",
     ]
-    return "\n".join([*caption, "", common.table(headers, rows)])
+    return "\n".join([*caption, not_measured(result), common.table(headers, rows)])
 
 
 def latency(result: dict[str, Any]) -> str:
@@ -146,7 +146,8 @@ def table_of_hpd(result: dict[str, Any]) -> str:
     return (
         f"Throughput of the models of HPD's Table 1 on {texts['texts']:,} distinct texts of {texts['mean']} tokens on "
         f"average (fewer texts for large models), {result['threads']} threads, tokenization included. "
-        f"{machine(result)}. In the paper: {result['paper_hardware']}.\n\n{common.table(headers, rows)}"
+        f"{machine(result)}. In the paper: {result['paper_hardware']}.\n"
+        f"{note(result)}\n{common.table(headers, rows)}"
     )
 
 
@@ -217,9 +218,10 @@ def retrieval(result: dict[str, Any]) -> str:
     headers = ["model, dimension", "index", "Faiss factory", "MRR@10", "recall@10 of exact", "ms per 1,000"]
     headers += ["MB", "time / Faiss alone", "text to hits, p50 ms"]
     questions = result["questions"]
+    subset = ", a subset of Quora's data" if result["subset_of_quora"] else ""
     return (
-        f"Duplicate questions of Quora: {questions['queries']:,} queries among {questions['stored']:,} questions, "
-        f"{result['threads']} thread. "
+        f"Duplicate questions of Quora: {questions['queries']:,} queries among {questions['stored']:,} questions of "
+        f"{questions['pairs']:,} pairs{subset}, {result['threads']} thread. "
         f"{machine(result)}.\n\n{common.table(headers, rows)}"
     )
 
@@ -233,7 +235,6 @@ _CARD_ROWS = {
     "bge-small": "bge-small-en-v1.5",
     "bge-small-prompted": "bge-small-en-v1.5, queries with its prompt",
 }
-_DEVELOPMENT = ("cranfield", "med", "cacm")
 
 
 def _mean(row: dict[str, Any], names: Sequence[str], kind: str) -> float:
@@ -243,7 +244,7 @@ def _mean(row: dict[str, Any], names: Sequence[str], kind: str) -> float:
 
 def card(result: dict[str, Any]) -> str:
     """The built-in model beside others: similarity, pairs, search."""
-    held_out = [name for name in result["rows"]["BM25"]["search"] if name not in _DEVELOPMENT]
+    held_out = [name for name in result["rows"]["BM25"]["search"] if name not in common.DEVELOPMENT]
 
     def mean(row: dict[str, Any], names: Sequence[str], kind: str) -> str:
         return f"{_mean(row, names, kind):.3f}"
@@ -258,7 +259,11 @@ def card(result: dict[str, Any]) -> str:
             f"{size:,}",
             f"{row['sts']['average']:.2f}",
             f"{row['quora_ap']:.1f}",
-            *(mean(row, names, kind) for names in (_DEVELOPMENT, held_out) for kind in ("vectors", "hybrid")),
+            *(
+                mean(row, names, kind)
+                for names in (common.DEVELOPMENT, held_out)
+                for kind in ("vectors", "hybrid")
+            ),
         ]
         rows.append([cells[0], *(f"**{c}**" for c in cells[1:])] if name == "built-in" else cells)
     words = result["rows"]["BM25"]
@@ -269,7 +274,7 @@ def card(result: dict[str, Any]) -> str:
             "",
             "",
             "",
-            mean(words, _DEVELOPMENT, "bm25"),
+            mean(words, common.DEVELOPMENT, "bm25"),
             "",
             mean(words, held_out, "bm25"),
             "",
@@ -290,7 +295,7 @@ def card(result: dict[str, Any]) -> str:
     return (
         "Weights in int8. STS: mean Spearman x 100 over STS12-16, STS-B and SICK-R. Quora: average precision of the"
         "\ncosine of pairs of questions. Search and hybrid search (vectors and words): mean nDCG@10 on collections that"
-        f"\nthe built-in model was chosen on (dev: Cranfield, MED, CACM) and on others ({names})."
+        f"\nthe built-in model was chosen on (dev: Cranfield, MED, CACM, NPL) and on others ({names})."
         f"\n\n{common.table(headers, rows)}"
     )
 
@@ -336,21 +341,23 @@ def whole_card(result: dict[str, Any]) -> str:
     ]
     words = result["rows"]["BM25"]["search"]
     for name, bm25 in words.items():
-        dev = " (dev)" if name in _DEVELOPMENT else ""
+        dev = " (dev)" if name in common.DEVELOPMENT else ""
         for kind, label in (("vectors", f"{name.upper()}{dev}"), ("hybrid", "… hybrid")):
             lines.append([label, *(f"{row['search'][name][kind]:.3f}" for row in columns)])
         lines[-2][0] += f"; BM25 {bm25['bm25']:.3f}"
-    speeds = [row.get("speed") for row in columns]
-    day = columns[0]["speed"]["date"][:10]  # rows are kept from run to run
-    lines.append([f"texts a second, {day}", *(f"{one['texts_per_s']:,.0f}" if one else "" for one in speeds)])
-    lines.append([f"one query, ms, {day}", *(f"{one['query_ms']:.2f}" if one else "" for one in speeds)])
+    where = machine(columns[0]["speed"])
+    speeds = [row["speed"] if "speed" in row and machine(row["speed"]) == where else None for row in columns]
+    lines.append(
+        [f"texts a second, {where}", *(f"{one['texts_per_s']:,.0f}" if one else "" for one in speeds)]
+    )
+    lines.append([f"one query, ms, {where}", *(f"{one['query_ms']:.2f}" if one else "" for one in speeds)])
     return f"{machine(result)}.\n\n{common.table(['', *_CARD_COLUMNS.values()], lines)}"
 
 
 #: Collections whose mean the table of seeds has.
 _SEARCHES = {
     "CISI, LISA, TIME, ADI": ("cisi", "lisa", "time", "adi"),
-    "Cranfield, MED, CACM, NPL (dev)": (*_DEVELOPMENT, "npl"),
+    "Cranfield, MED, CACM, NPL (dev)": common.DEVELOPMENT,
 }
 
 

@@ -1,11 +1,13 @@
 """Cells and captions that the tables of readme.py share."""
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 import common
+from peers import REGISTRY, REGISTRY_CUDA, peer_class
 
-__all__ = ["built_in", "machine", "named", "rate"]
+__all__ = ["best_batch", "built_in", "machine", "named", "not_measured", "note", "rate"]
 
 #: Family and model of processors that share a name -> their generation.
 _GENERATIONS = {"23/49": "Zen 2, ", "25/17": "Zen 4, ", "26/2": "Zen 5, "}
@@ -32,6 +34,29 @@ def named(result: dict[str, Any], packages: tuple[str, ...]) -> str:
     """The version of the first of ``packages`` that the result has, after a space."""
     found = result["versions"]
     return next((f" {found[p]}" for p in packages if p in found), "")
+
+
+def best_batch(rows: Iterable[dict[str, Any]]) -> str:
+    """How a caption names the batch size: with the size from which on every package tried."""
+    least = [min(int(one.partition("x")[0]) for one in row["tried"]) for row in rows if row["tried"]]
+    return f"its best batch size (from {max(least)} up)" if least else "its best batch size"
+
+
+def not_measured(result: dict[str, Any]) -> str:
+    """The packages of the benchmark that a result of `throughput.measure` has no row of, by reason."""
+    registry = REGISTRY_CUDA if result["benchmark"] == "throughput-cuda" else REGISTRY
+    reasons: dict[str, list[str]] = {}
+    for key in registry.keys() - {row["peer"] for row in result["rows"]}:
+        reasons.setdefault(result["left_out"].get(key, "not measured"), []).append(peer_class(key).name)
+    lines = [
+        f"{reason[0].upper()}{reason[1:]}: {'; '.join(sorted(names))}.\n" for reason, names in reasons.items()
+    ]
+    return "".join(sorted(lines))
+
+
+def note(result: dict[str, Any]) -> str:
+    """What a reader must know of a result, written into it by hand after the run."""
+    return f"{result['note']}\n" if "note" in result else ""
 
 
 def rate(value: float) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import common
 from peers import peer_class
-from readme_cells import machine, named, rate
+from readme_cells import best_batch, machine, named, not_measured, note, rate
 
 __all__ = ["processor"]
 
@@ -37,13 +37,17 @@ def processor(result: dict[str, Any]) -> str:
         *(f"{case['model']}, {case['texts']['mean']:.0f} tokens" for case in cases),
         "cosine to fp32, lowest mean",
     ]
-    best, kept = "each package at its best batch size and number of streams.", ""
+    best = (
+        f"each package at {best_batch(row for case in cases for row in case['rows'])} and number of streams."
+    )
+    kept = ""
     if _settings_were_kept(cases):
         best = f"each package at the batch size and number of streams that were best on {cases[0]['model']}."
         kept = _too_few_texts(cases)
     return (
         f"Sentences per second, tokenization included; {result['threads']} threads, median of at least "
-        f"{min(case['rounds'] for case in cases)} alternating runs,\n{best} {machine(result)}.\n{kept}\n"
+        f"{min(case['rounds'] for case in cases)} alternating runs,\n{best} {machine(result)}.\n"
+        f"{note(result)}{not_measured(cases[0])}{kept}\n"
         f"{common.table(headers, rows)}"
     )
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import common
 from peers import peer_class
-from readme_cells import machine, named, rate
+from readme_cells import best_batch, machine, named, not_measured, note, rate
 
 __all__ = ["kernels_on_a_gpu", "throughput_on_a_gpu"]
 
@@ -32,17 +32,20 @@ def throughput_on_a_gpu(result: dict[str, Any]) -> str:
         rows.append([f"**{c}**" if row["peer"].startswith("embedkit") and c else c for c in cells])
     headers = [
         "", "sentences/s", "range", "without tokenization", "of the data sheet's peak", "one query: p50, ms", "p99, ms",
-        "cosine to fp32", "STS",
+        "cosine to fp32", "STS (dev sets)",
     ]  # fmt: skip
     caption = [
         f"Throughput of {result['model']} ({result['shape']})",
         f"on {texts['texts']:,} {distinct}texts of {texts['mean']} tokens on average, tokenization by",
         f"{result['threads']} threads included, median of {result['rounds']} alternating runs, each package at its",
-        "best batch size.",
-        *([f"STS of fp32 on the CPU: {sum(scored.values()) / len(scored):.2f}."] if scored else []),
-        f"{result['machine']['gpu']}; {machine(result)}.",
+        f"{best_batch(result['rows']).removeprefix('its ')}. {result['machine']['gpu']}; {machine(result)}.",
     ]
-    return "\n".join([*caption, "", common.table(headers, rows)])
+    if scored:
+        mean = sum(scored.values()) / len(scored)
+        caption.append(
+            f"STS: mean of STS12-16 and the dev sets of STS-B and SICK-R; of fp32 on the CPU {mean:.2f}."
+        )
+    return "\n".join([*caption, note(result) + not_measured(result), common.table(headers, rows)])
 
 
 def kernels_on_a_gpu(result: dict[str, Any]) -> str:

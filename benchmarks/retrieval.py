@@ -28,7 +28,9 @@ import numpy as np
 import retrieval_data
 from retrieval_data import Collection, Vectors
 
-__all__ = ["mrr", "ndcg", "ranked", "recall"]
+from embedkit.index.evaluate import mrr, ndcg, recall
+
+__all__ = ["ranked"]
 
 K = 10
 PAPER_VECTORS = 83_222
@@ -57,7 +59,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--auto-dims", type=int, nargs="*", help="dimensions to choose an index for (default: --dims)"
     )
     parser.add_argument("--target-recall", type=float, default=0.95, help="recall of the chosen index")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=common.positive, default=5)
     parser.add_argument("--work", type=Path, required=True, help="folder to cache vectors in")
     parser.add_argument("--json", type=Path, help="write the result to this file")
     parser.add_argument("--plot", type=Path, help="plot MRR@10 against time to this file")
@@ -76,40 +78,6 @@ def ranked(found: np.ndarray, own_row: np.ndarray, k: int) -> list[list[int]]:
         [row for row in line if row >= 0 and row != own][:k]
         for line, own in zip(found.tolist(), own_row.tolist(), strict=True)
     ]
-
-
-def mrr(rankings: Sequence[Sequence[int]], positives: Sequence[Mapping[int, float]]) -> float:
-    """Mean of 1 / rank of the first positive; 0 where none is ranked."""
-    return float(
-        np.mean(
-            [
-                next((1 / rank for rank, row in enumerate(line, 1) if row in wanted), 0.0)
-                for line, wanted in zip(rankings, positives, strict=True)
-            ]
-        )
-    )
-
-
-def ndcg(rankings: Sequence[Sequence[int]], gains: Sequence[Mapping[int, float]], k: int) -> float:
-    """nDCG@k with DCG = sum of gain_i / log2(i + 1), as in trec_eval."""
-    values = []
-    for line, gain in zip(rankings, gains, strict=True):
-        got = sum(gain.get(row, 0.0) / np.log2(rank + 1) for rank, row in enumerate(line[:k], 1))
-        best = sorted(gain.values(), reverse=True)[:k]
-        values.append(got / sum(one / np.log2(rank + 1) for rank, one in enumerate(best, 1)))
-    return float(np.mean(values))
-
-
-def recall(rankings: Sequence[Sequence[int]], positives: Sequence[Mapping[int, float]], k: int) -> float:
-    """Mean share of a query's positives among its first ``k``."""
-    return float(
-        np.mean(
-            [
-                len(wanted.keys() & set(line[:k])) / len(wanted)
-                for line, wanted in zip(rankings, positives, strict=True)
-            ]
-        )
-    )
 
 
 # -------------------------------------------------------------------------------------------------------- time
@@ -286,7 +254,7 @@ def questions(
                 "kind": kind,
                 "factory": factory,
                 "setting": setting,
-                "mrr_at_10": round(mrr(ranked(found, collection.own_row, K), collection.positives), 4),
+                "mrr_at_10": round(mrr(ranked(found, collection.own_row, K), collection.positives, K), 4),
                 "recall_at_10_of_exact": round(float(hits), 4),
                 **more,
             }

@@ -9,7 +9,6 @@ The rates are those of the data sheets times the shares below.
 """
 
 import argparse
-import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -212,7 +211,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=16, help="tokens of each text (default: 16)")
     parser.add_argument("--gpu", choices=list(GPUS), default="H200")
     parser.add_argument("--measure", action="store_true", help="measure the kernels of --model")
-    parser.add_argument("--model", type=Path)
+    parser.add_argument("--model", type=common.model_folder)
     parser.add_argument("--json", type=Path, help="write what was measured here")
     options = parser.parse_args()
     shape = Shape(*map(int, options.shape.split(",")))
@@ -221,7 +220,11 @@ def main() -> None:
         found = measure(options.model, options.tokens, options.length)
         measured = found["seconds"]
         if options.json:
-            options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+            about = {
+                "machine": common.machine_info(),
+                "versions": common.versions(["embedkit", "torch", "triton"]),
+            }
+            common.write_json(options.json, common.report("roofline", **about, **found))
     terms = model(shape, options.tokens, options.length, GPUS[options.gpu])
     print(common.table(HEADERS, rows(terms, measured)))
     rate = options.tokens / total(terms)

@@ -11,6 +11,7 @@ import argparse
 import json
 import tempfile
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,10 @@ def measure(texts: list[str], folder: Path) -> dict[str, Any]:
 def main() -> None:
     """Measure, print and write."""
     options = arguments()
+    try:
+        import_module("embedkit.integrations.ray")
+    except ImportError as error:
+        raise SystemExit(str(error)) from None
     texts = common.texts_of(options)
     machine, found = (
         common.machine_info(),

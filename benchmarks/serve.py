@@ -1,7 +1,7 @@
 """Load on a server of embeddings: `python benchmarks/serve.py [--output FILE]`.
 
 Starts ``embedkit-serve``, a plain FastAPI + sentence-transformers server and, where it is installed, infinity-emb, one
-after the other on loopback with the same model, and asks each from an asyncio client in a process of its own. Writes
+after the other on loopback with the same model, and asks each from an asyncio client in a process of its own. Prints
 requests and texts a second, latencies (p50, p95, p99), and `Encoder.encode`'s own speed in the same run, after each
 server.
 """
@@ -28,7 +28,17 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from common import RESULTS, built_in, machine_info, percentile, report, sample_texts, versions, write_json
+from common import (
+    built_in,
+    machine_info,
+    model_folder,
+    percentile,
+    positive,
+    report,
+    sample_texts,
+    versions,
+    write_json,
+)
 
 _MAIN = "import sys; from embedkit.cli.serve import main; sys.exit(main(sys.argv[1:]))"
 _PACKAGES = ["embedkit", "uvicorn", "starlette", "uvloop", "fastapi", "sentence-transformers", "infinity-emb"]
@@ -190,7 +200,7 @@ def soak(port: int, pid: int, model: str, expected: dict[str, bytes], seconds: f
     }
 
 
-def alone(model: str | None, seconds: float) -> dict[str, float]:
+def alone(model: Path | None, seconds: float) -> dict[str, float]:
     """`Encoder.encode` without a server: texts a second in lists, and the p50 of one text."""
     from embedkit import Encoder
 
@@ -258,7 +268,7 @@ def serving(command: list[str], port: int) -> Iterator[int]:
             process.wait()
 
 
-def commands(model: str | None, port: int, infinity: list[str]) -> dict[str, tuple[list[str], str]]:
+def commands(model: Path | None, port: int, infinity: list[str]) -> dict[str, tuple[list[str], str]]:
     """The servers that are installed: a command, and the name that requests give the model."""
     own = [sys.executable, "-c", _MAIN, "--port", str(port)]
     if model is None:
@@ -269,9 +279,9 @@ def commands(model: str | None, port: int, infinity: list[str]) -> dict[str, tup
         found[f"embedkit-serve {precision}"] = ([*own, "--precision", precision], "m")
     if find_spec("fastapi") and find_spec("sentence_transformers"):
         peer = Path(__file__).parent / "peers" / "fastapi_server.py"
-        found["fastapi + sentence-transformers"] = ([sys.executable, str(peer), model, str(port)], "m")
+        found["fastapi + sentence-transformers"] = ([sys.executable, str(peer), str(model), str(port)], "m")
     if infinity:
-        command = [*infinity, "v2", "--model-id", model, "--served-model-name", "m", "--port", str(port)]
+        command = [*infinity, "v2", "--model-id", str(model), "--served-model-name", "m", "--port", str(port)]
         command += ["--host", "127.0.0.1", "--url-prefix", "/v1", "--device", "cpu"]
         found["infinity-emb"] = (command, "m")
     return found
@@ -280,12 +290,14 @@ def commands(model: str | None, port: int, infinity: list[str]) -> dict[str, tup
 def main() -> None:
     parser = argparse.ArgumentParser(description="Load on a server of embeddings, beside its peers.")
     parser.add_argument(
-        "--model", help="a folder of sentence-transformers (default: the built-in model, alone)"
+        "--model",
+        type=model_folder,
+        help="a folder of sentence-transformers (default: the built-in model, alone)",
     )
     parser.add_argument("--port", type=int, default=18080)
     parser.add_argument("--seconds", type=float, default=5, help="of each load (default: 5)")
     parser.add_argument(
-        "--runs", type=int, default=3, help="alternating runs, of which the median (default: 3)"
+        "--runs", type=positive, default=3, help="alternating runs, of which the median (default: 3)"
     )
     parser.add_argument(
         "--infinity",
@@ -293,7 +305,7 @@ def main() -> None:
         metavar="COMMAND",
         help="what starts infinity_emb, which needs an environment of its own (transformers below 5)",
     )
-    parser.add_argument("--output", type=Path, help="default: serve.json, or serve-soak.json, in results")
+    parser.add_argument("--output", type=Path, help="write the results to this file (.json)")
     parser.add_argument(
         "--soak",
         type=float,
@@ -309,8 +321,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # an exit also ends the server
     machine = machine_info()
     if options.soak:
-        output = options.output or RESULTS / "serve-soak.json"
-        write_json(output, report("serve-soak", machine=machine, soak=soaked(options)))
+        result = report("serve-soak", machine=machine, soak=soaked(options))
+        if options.output:
+            write_json(options.output, result)
         return
     runs: dict[str, list[list[dict[str, Any]]]] = {}
     encoder = []
@@ -328,14 +341,17 @@ def main() -> None:
                 "serve",
                 machine=machine,
                 versions=versions(_PACKAGES),
-                model=Path(options.model).name if options.model else "built-in",
+                model=options.model.name if options.model else "built-in",
                 **built_in(options.model),
                 seconds=options.seconds,
                 runs=min(map(len, runs.values())),
                 encoder={name: statistics.median(one[name] for one in encoder) for name in encoder[0]},
                 servers={name: medians(found) for name, found in runs.items()},
             )
-            write_json(options.output or RESULTS / "serve.json", result)
+            if options.output:
+                write_json(options.output, result, finished=False)
+    if options.output:
+        write_json(options.output, result)
 
 
 def soaked(options: argparse.Namespace) -> dict[str, Any]:

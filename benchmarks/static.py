@@ -61,15 +61,20 @@ def main() -> None:
     """Read the command line, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     common.add_text_arguments(parser, default_limit=20_000)
-    parser.add_argument("--model", type=Path, required=True, help="Model2Vec's folder")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--model", type=common.model_folder, required=True, help="Model2Vec's folder")
+    parser.add_argument("--threads", type=common.positive, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=common.positive, default=5)
     parser.add_argument("--json", type=Path, help="write the result to this file")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         print(json.dumps(measure(options.model, json.load(sys.stdin), options.worker, options.rounds)))
         return
+    if (
+        json.loads((options.model / "config.json").read_text(encoding="utf-8")).get("model_type")
+        != "model2vec"
+    ):
+        parser.error(f"{options.model} is not a folder of Model2Vec: its config.json has another model_type")
     machine = common.machine_info()
     found = common.versions(["embedkit", "model2vec", "sentence-transformers", "tokenizers", "torch"])
     print(common.show_machine(machine, found))

@@ -58,7 +58,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default=["auto"],
         help="precisions of embedkit: a row each",
     )
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=common.positive, default=len(os.sched_getaffinity(0)))
     parser.add_argument(
         "--unseen", action="store_true", help="also the sets without pairs of STS-B dev and STS12 train"
     )

@@ -104,8 +104,8 @@ def main() -> None:
     )
     parser.add_argument("--files", type=int, default=100_000)
     parser.add_argument("--changed", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--rounds", type=common.positive, default=3)
+    parser.add_argument("--threads", type=common.positive, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--profile", action="store_true", help="print where the time of the last sync goes")
     parser.add_argument(
         "--work", type=Path, help="where to create files and index (default: a temporary folder)"

@@ -71,9 +71,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--isa", help="limit all candidates to this instruction set: avx2 (embedkit also: avx2_vnni)"
     )
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=common.positive, default=len(os.sched_getaffinity(0)))
     parser.add_argument(
-        "--rounds", type=int, default=5, help="alternating runs of each candidate (default: 5)"
+        "--rounds", type=common.positive, default=5, help="alternating runs of each candidate (default: 5)"
     )
     parser.add_argument("--cache", type=Path, help="keep converted models here (default: a temporary folder)")
     parser.add_argument(
@@ -121,6 +121,11 @@ def ceiling(threads: int, isa: str | None = None) -> dict[str, float]:
         }
 
 
+def versions(chosen: Sequence[str]) -> dict[str, str]:
+    """Of the packages that the candidates need."""
+    return common.versions(sorted({p for key in chosen for p in peer_class(key).packages} | {"numpy"}))
+
+
 def measure(
     options: argparse.Namespace,
     model: Path,
@@ -139,8 +144,7 @@ def measure(
     tokens = sum(counts)
     histogram = common.length_histogram(counts)
     chosen, left_out = choose(options.peers, options.device, options.isa)
-    packages = sorted({p for key in chosen for p in peer_class(key).packages} | {"numpy"})
-    machine, found = common.machine_info(), common.versions(packages)
+    machine, found = common.machine_info(), versions(chosen)
     cpus = machine["cpus_usable"][: options.threads]
     print(common.show_machine(machine, found))
     print(
@@ -200,7 +204,7 @@ def measure(
     def keep(part: dict[str, Any]) -> None:
         # Write what there is so far, in case the program is stopped.
         if options.json:
-            common.write_json(options.json, part)
+            common.write_json(options.json, part, finished=False)
 
     vectors: dict[str, np.ndarray] = {}
     for group in _by_precision(chosen) if options.by_precision else [chosen]:

@@ -148,8 +148,8 @@ def main() -> None:
         default="wordpiece",
         help="without --model: the built-in tokenizer, or one trained on the first 5,000 texts of each corpus",
     )
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=common.positive, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=common.positive, default=7)
     parser.add_argument("--json", type=Path, help="write the result to this file")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()

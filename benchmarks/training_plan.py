@@ -178,7 +178,10 @@ def main() -> int:
     for name in options.table or sorted(known):
         table, path = tables.load_table(known[name]), TRAINING_RESULTS / f"{name}.json"
         held = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.is_file() else {}
-        found = costs(table, options.data, options.gflops * 1e9, held)
+        try:
+            found = costs(table, options.data, options.gflops * 1e9, held)
+        except FileNotFoundError as error:
+            parser.error(str(error))
         if found:
             plans[name] = table, found
         print(f"{name}: {len(found)} trainings", file=sys.stderr, flush=True)

@@ -17,8 +17,9 @@ import common
 import numpy as np
 from card import View
 from hybrid import collections_of, read_table
-from retrieval import ndcg
 from retrieval_data import Vectors
+
+from embedkit.index.evaluate import ndcg
 
 _FITTED_ON = 60_000
 Code = Callable[[Vectors], Vectors]
@@ -141,7 +142,9 @@ def main() -> None:
         print(row, flush=True)
     if options.json is not None:
         about = {"model": Path(options.model).name, "query_prompt": options.query_prompt, "rows": rows}
-        common.write_json(options.json, {**about, "machine": common.machine_info()})
+        machine, found = common.machine_info(), common.versions(["embedkit", "faiss-cpu", "numpy"])
+        result = common.report("vector-formats", machine=machine, versions=found, **about)
+        common.write_json(options.json, result)
 
 
 if __name__ == "__main__":

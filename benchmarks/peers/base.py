@@ -15,11 +15,23 @@ from typing import ClassVar
 
 import numpy as np
 
-__all__ = ["CALIBRATION", "Batched", "Peer", "Setting", "Tokenizer", "max_length", "padded", "pooling"]
+__all__ = [
+    "BATCHES",
+    "CALIBRATION",
+    "Batched",
+    "Peer",
+    "Setting",
+    "Tokenizer",
+    "max_length",
+    "padded",
+    "pooling",
+]
 
 
 #: In the cache: texts for quantizers that calibrate, one a line. None of them is measured.
 CALIBRATION = "calibration.txt"
+#: Batch sizes worth trying: on some processors a package is fastest on a few texts at a time.
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -86,9 +98,8 @@ class Peer(ABC):
 
     def settings(self) -> list[Setting]:
         """The settings worth trying."""
-        batches = (8, 16, 32, 64)
         streams = sorted({1, self.threads})
-        return [Setting(b, s) for s in streams for b in batches]
+        return [Setting(b, s) for s in streams for b in BATCHES]
 
 
 class Tokenizer:

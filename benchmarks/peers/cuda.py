@@ -96,9 +96,13 @@ class SentenceTransformersCuda(Peer):
     def encode(self, texts: list[str], batch: int | None) -> np.ndarray:
         """sentence-transformers sorts by length and makes its batches."""
         vectors = self._model.encode(
-            texts, batch_size=batch or 32, normalize_embeddings=True, show_progress_bar=False
+            texts,
+            batch_size=batch or 32,
+            normalize_embeddings=True,
+            show_progress_bar=False,
+            convert_to_tensor=True,
         )
-        return np.asarray(vectors, dtype=np.float32)
+        return vectors.float().cpu().numpy()
 
     def settings(self) -> list[Setting]:
         """Batch sizes from the default to one that fills a large GPU."""

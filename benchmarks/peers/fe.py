@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from peers.base import Setting, max_length
+from peers.base import BATCHES, Setting, max_length
 from peers.ort import OnnxRuntime
 
 
@@ -20,7 +20,7 @@ class FastEmbed(OnnxRuntime):
     @property
     def laid_out(self) -> Path:
         """The folder that fastembed reads."""
-        return self.cache / f"fastembed-{self.precision}"
+        return self.cache / f"fastembed-{self.graph.stem}"
 
     def convert(self) -> None:
         """Lay out the folder."""
@@ -67,7 +67,7 @@ class FastEmbed(OnnxRuntime):
 
     def settings(self) -> list[Setting]:
         """One stream: `embed` runs a batch at a time, or starts processes for each call."""
-        return [Setting(b) for b in (8, 16, 32, 64, 256)]
+        return [Setting(b) for b in (*BATCHES, 256)]
 
 
 class FastEmbedInt8(FastEmbed):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from peers.base import Batched, Setting, max_length, pooling
+from peers.base import BATCHES, Batched, Setting, max_length, pooling
 
 #: GGUF's name of each weight of a BERT layer.
 LAYER = {
@@ -179,4 +179,4 @@ class LlamaCpp(Batched):
 
     def settings(self) -> list[Setting]:
         """Scores are computed between all tokens of a batch and masked, so small batches may be best."""
-        return [Setting(b, s) for s in sorted({1, self.threads}) for b in (1, 4, 8, 16, 32)]
+        return [Setting(b, s) for s in sorted({1, self.threads}) for b in BATCHES]

@@ -108,8 +108,11 @@ def fuse(folder: Path, source: Path, target: Path) -> None:
     model.save_model_to_file(str(target))
 
 
-def quantize(source: Path, target: Path) -> None:
-    """Quantize to dynamic int8: signed weights per output channel, unsigned activations, fp32 embeddings."""
+def quantize(source: Path, target: Path, *, reduce_range: bool) -> None:
+    """Quantize to dynamic int8: signed weights per output channel, unsigned activations, fp32 embeddings.
+
+    ``reduce_range``: weights of 7 bits, which ONNX Runtime's documentation wants where sums of products saturate.
+    """
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
@@ -119,6 +122,7 @@ def quantize(source: Path, target: Path) -> None:
             str(target),
             op_types_to_quantize=["MatMul", "Attention"],
             per_channel=True,
+            reduce_range=reduce_range,
             weight_type=QuantType.QInt8,
             # The quantizer cannot infer types behind fused operators.
             extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import common
 import numpy as np
 
 from peers import onnx_export
@@ -17,18 +18,19 @@ class OnnxRuntime(Batched):
 
     def convert(self) -> None:
         """Export, fuse, quantize."""
-        plain, fused, int8 = (self.cache / f"{name}.onnx" for name in ("plain", "fused", "int8"))
+        plain, fused = (self.cache / f"{name}.onnx" for name in ("plain", "fused"))
         if not plain.exists():
             onnx_export.export(self.folder, plain)
         if not fused.exists():
             onnx_export.fuse(self.folder, plain, fused)
-        if self.precision == "int8" and not int8.exists():
-            onnx_export.quantize(fused, int8)
+        if not self.graph.exists():
+            onnx_export.quantize(fused, self.graph, reduce_range=common.bytes_saturate())
 
     @property
     def graph(self) -> Path:
         """The converted graph."""
-        return self.cache / ("int8.onnx" if self.precision == "int8" else "fused.onnx")
+        int8 = "int8-7bit.onnx" if common.bytes_saturate() else "int8.onnx"
+        return self.cache / (int8 if self.precision == "int8" else "fused.onnx")
 
     def _load(self, streams: int) -> None:
         import onnxruntime as ort

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from peers.base import Peer, Setting
+from peers.base import BATCHES, Peer, Setting
 
 
 class SentenceTransformers(Peer):
@@ -48,7 +48,7 @@ class SentenceTransformers(Peer):
 
     def settings(self) -> list[Setting]:
         """One stream: `encode` runs a batch at a time."""
-        return [Setting(b) for b in (8, 16, 32, 64)]
+        return [Setting(b) for b in BATCHES]
 
 
 class SentenceTransformersBf16(SentenceTransformers):

@@ -71,6 +71,18 @@ def test_table_is_rectangular(modules: Modules) -> None:
     assert len({len(line) for line in lines}) == 1
 
 
+def test_an_unfinished_result_replaces_no_finished_one(modules: Modules, tmp_path: Path) -> None:
+    common, *_ = modules
+    file = tmp_path / "cpu.json"
+    common.write_json(file, {"cases": [1, 2]})
+    common.write_json(file, {"cases": [3]}, finished=False)
+    assert json.loads(file.read_text()) == {"cases": [1, 2]}
+    assert json.loads(common.part_of(file).read_text()) == {"cases": [3]}
+    common.write_json(file, {"cases": [3, 4]})
+    assert json.loads(file.read_text()) == {"cases": [3, 4]}
+    assert list(tmp_path.iterdir()) == [file]
+
+
 def test_operations_of_a_token(modules: Modules, tmp_path: Path) -> None:
     _, shapes, _ = modules
     config = {"num_hidden_layers": 6, "hidden_size": 384, "intermediate_size": 1536}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,3 +30,30 @@ def test_fastembed_cuts_texts_where_the_others_do(tmp_path: Path, monkeypatch: p
     laid_out = json.loads((peer.laid_out / "tokenizer_config.json").read_text(encoding="utf-8"))
     assert laid_out["model_max_length"] == laid_out["max_length"] == 256
     assert (peer.laid_out / "model.onnx").read_bytes() == b"graph"
+
+
+@pytest.mark.parametrize(
+    ("flags", "graph"),
+    [
+        (["avx2", "avx512f"], "int8-7bit.onnx"),
+        (["avx2", "avx_vnni"], "int8.onnx"),
+        (["avx2", "avx512f", "avx512_vnni"], "int8.onnx"),
+        (["asimd", "asimddp"], "int8.onnx"),
+    ],
+)
+def test_onnxruntime_has_weights_of_7_bits_where_sums_saturate(
+    flags: list[str], graph: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import common
+    from peers import onnx_export
+    from peers.ort import OnnxRuntimeInt8
+
+    made: list[tuple[str, Any]] = []
+    monkeypatch.setattr(common, "machine_info", lambda: {"cpu_flags": flags})
+    monkeypatch.setattr(
+        onnx_export, "quantize", lambda source, target, **options: made.append((target.name, options))
+    )
+    for name in ("plain", "fused"):
+        (tmp_path / f"{name}.onnx").write_bytes(b"graph")
+    OnnxRuntimeInt8(tmp_path, 1, tmp_path).convert()
+    assert made == [(graph, {"reduce_range": graph != "int8.onnx"})]

@@ -24,6 +24,26 @@ def test_a_gpu_row_without_further_measurements_has_empty_cells() -> None:
     assert result["rows"][0]["name"] in readme.throughput_on_a_gpu(result)
 
 
+def test_a_package_without_a_row_is_named_with_the_reason() -> None:
+    import readme
+
+    text = readme.throughput(result_of("cpu-zen4-avx2"))
+    assert "its best batch size (from 8 up)" in text
+    assert "\nCannot be limited to avx2: embedkit onnx; fastembed fp32;" in text
+    assert "\nNot measured: embedkit onnx;" in readme.processor(result_of("cpu-zen2"))
+    assert "ot measured" not in readme.processor(result_of("cpu-zen5"))
+
+
+def test_speeds_are_labeled_with_their_own_machine_and_stand_beside_no_other() -> None:
+    import readme
+
+    result = result_of("card")
+    result["rows"]["minilm"]["speed"]["machine"]["cpu_family_model"] = "25/17"
+    (line,) = (line for line in readme.whole_card(result).splitlines() if "texts a second" in line)
+    assert "(Zen 5, avx512_vnni), 2026-11-24" in line
+    assert "3,644" in line and "3,701" not in line
+
+
 def test_another_built_in_model_is_called_former() -> None:
     import readme
 
@@ -61,3 +81,24 @@ def test_a_result_without_a_table_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delitem(readme.RENDER, "serve")
     with pytest.raises(SystemExit, match="a result of serve has none"):
         readme._update(common.ROOT / "docs" / "serve.md", write=False)
+
+
+def test_searches_of_the_catalog_are_the_means_of_the_card_without_its_development_collections() -> None:
+    import common
+
+    rows = result_of("card")["rows"]
+    tests = [name for name in rows["BM25"]["search"] if name not in common.DEVELOPMENT]
+    assert "npl" not in tests
+    catalog = json.loads(
+        (common.ROOT / "embedkit" / "model_folder" / "catalog.json").read_text(encoding="utf-8")
+    )
+    said = {need["model"]: need["figures"] for need in catalog["needs"] if "search" in need["figures"]}
+    of_card = {
+        "embedkit-256-int8": "built-in",
+        "BAAI/bge-small-en-v1.5": "bge-small-prompted",
+        "sentence-transformers/all-mpnet-base-v2": "mpnet",
+    }
+    assert said.keys() == of_card.keys()
+    for model, row in of_card.items():
+        mean = sum(rows[row]["search"][name]["vectors"] for name in tests) / len(tests)
+        assert f"search {mean:.3f}".replace("0.", ".") in said[model]

@@ -53,20 +53,6 @@ def test_the_query_is_excluded_from_its_ranking(modules: Modules) -> None:
     assert retrieval.ranked(found, np.array([4, -1]), 2) == [[2, 7], [1]]
 
 
-def test_metrics_match_their_definitions(modules: Modules) -> None:
-    metrics = pytest.importorskip("sklearn.metrics")
-    retrieval, _ = modules
-    random = np.random.default_rng(0)
-    scores = random.standard_normal((20, 40))
-    gains = random.integers(0, 4, (20, 40)) * (random.random((20, 40)) < 0.3)
-    gains[:, 0] = 1
-    rankings = np.argsort(-scores, axis=1).tolist()
-    judged = [{row: float(gain) for row, gain in enumerate(line) if gain} for line in gains.tolist()]
-    assert retrieval.ndcg(rankings, judged, 10) == pytest.approx(metrics.ndcg_score(gains, scores, k=10))
-    assert retrieval.mrr([[5, 3], [1, 2], [9]], [{3: 1.0}, {1: 1.0}, {8: 1.0}]) == pytest.approx(0.5)
-    assert retrieval.recall([[5, 3], [1, 2]], [{3: 1.0, 8: 1.0}, {1: 1.0}], 2) == pytest.approx(0.75)
-
-
 def test_pairs_are_read_with_the_quoting_of_their_file(modules: Modules, tmp_path: Path) -> None:
     _, data = modules
     with gzip.open(tmp_path / "own.tsv.gz", "wt", encoding="utf-8") as file:

@@ -53,6 +53,12 @@ def test_auto_index_runs(tmp_path: Path) -> None:
         ("throughput.py --model /none", "/none is not the folder of a model"),
         ("throughput.py --model MODEL --lengths 0x8", "expected a number, a range or a list of token counts"),
         ("throughput.py --model MODEL --table hpd --isa avx2", "--table does not take --isa"),
+        ("throughput.py --model MODEL --rounds 0", "--rounds: must be at least 1, not 0"),
+        ("throughput.py --model MODEL --threads 0", "--threads: must be at least 1, not 0"),
+        ("concurrency.py --model /none", "/none is not the folder of a model"),
+        ("serve.py --model /none", "/none is not the folder of a model"),
+        ("static.py --model MODEL", "is not a folder of Model2Vec"),
+        ("training_plan.py --data OUT", "no such file. Relative paths start at the folder of --data"),
         ("latency.py --model /none", "/none is not the folder of a model"),
         ("hybrid.py --data /none", "there is no file /none/retrieval/docs.tsv.gz"),
         ("sync.py --files 5 --changed 10", "there are only 5 files"),
@@ -82,3 +88,17 @@ def test_help_of_the_sample_corpus_writes_nothing() -> None:
     done = subprocess.run([sys.executable, str(script), "--help"], capture_output=True, text=True, check=True)
     assert "sample corpus" in done.stdout
     assert script.with_name("corpus.jsonl").stat().st_mtime_ns == before
+
+
+def test_every_document_that_shares_words_with_a_text_counts(tmp_path: Path) -> None:
+    held_out = import_module("held_out")
+    run = "one two three four five six seven eight"
+    docs = [
+        ("a", "1", "title", f"{run} nine"),
+        ("a", "2", run, "another text"),
+        ("b", "1", "title", f"zero, {run.title()}"),
+        ("b", "2", "title", run.replace("four", "for")),
+    ]
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text(json.dumps({"text": f"He counts: {run}."}), encoding="utf-8")
+    assert held_out.shared(docs, texts) == {"a": 2, "b": 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,3 +58,24 @@ def test_a_large_model_gets_enough_texts_for_all_threads(
     found = processor.cases(tmp_path, [f"text {i}" for i in range(2000)], 150, threads=2)
     assert {name: len(texts) for name, texts in found.items()} == {"short": 128, "256": 32}
     assert len(set(found["short"])) == 128
+
+
+def test_a_stopped_run_goes_on_where_nothing_has_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import common
+    import processor
+
+    def about(**changes: Any) -> dict[str, Any]:
+        machine = {"cpu": "one", "load_before": [changes.pop("load", 0.1)]}
+        return common.report("processor", machine=machine, versions={"torch": "2"}) | changes
+
+    file, rows = tmp_path / "cpu.json", [{"sentences_per_s": common.Spread.of([1.0, 2.0])}]
+    cases = [{"model": "minilm", "case": "short", "rows": rows}]
+    assert processor.begun(file, about())["cases"] == []
+    common.write_json(file, about(cases=cases, minutes=3.5), finished=False)
+    assert processor.begun(file, about(load=0.2))["cases"] == cases
+    assert "goes on from" in capsys.readouterr().out
+    for changed in ({"versions": {"torch": "3"}}, {"machine": {"cpu": "two", "load_before": [0.1]}}):
+        assert processor.begun(file, about(**changed))["cases"] == []
+        assert "begun anew" in capsys.readouterr().out
