@@ -89,7 +89,7 @@ def question_pairs(pairs: Iterator[tuple[str, str, bool]], stored: int) -> Colle
       of the file, then those that are.
     * Queries: the first question of every pair of duplicates, unless both are the same question.
     * Positives: all stored questions that a pair labels a duplicate of the query, in either order. Pairs are not
-      chained, so an unlabelled duplicate counts as wrong.
+      chained, so an unlabeled duplicate counts as wrong.
     """
     spelling: dict[str, str] = {}
     seconds: dict[str, None] = {}  # ordered sets

@@ -178,7 +178,7 @@ def forward(
     HEADER: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """One tile of one head a program; neighbours take the heads of one tile, whose rows lie together.
+    """One tile of one head a program; neighbors take the heads of one tile, whose rows lie together.
 
     query, key, value: token t of head h begins at t · X_TOKEN + h · X_HEAD.
     out: (tokens, HEADS, D). tiles: as `attention_tiles` gives them, HEADER + BLOCK_M columns.

@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt as stop:
         then = (
-            "begins anew: nothing is saved"
+            "starts over: nothing is saved"
             if command in _WITHOUT_CHECKPOINTS
             else "goes on from what is saved"
         )

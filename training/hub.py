@@ -70,4 +70,4 @@ def check_repository(repository: str) -> None:
         raise ImportError("the Hub needs the package huggingface-hub: pip install huggingface-hub") from None
     validate_repo_id(repository)
     if "/" not in repository:  # which it allows
-        raise ValueError(f"{repository!r} is no name on the Hub; give USER/NAME")
+        raise ValueError(f"{repository!r} is not a name on the Hub; give USER/NAME")

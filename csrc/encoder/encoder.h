@@ -16,7 +16,7 @@
 
 namespace embedkit {
 
-/// Rows of floats; the stride is an odd number of cache lines, so that equal columns of neighbouring rows do
+/// Rows of floats; the stride is an odd number of cache lines, so that equal columns of neighboring rows do
 /// not compete for the same cache set.
 struct Rows {
   AlignedBuffer<float> data;

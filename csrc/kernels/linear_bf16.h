@@ -1,5 +1,5 @@
 // y = x Wᵀ + b of bfloat16 rows and weights with sums in fp32, written once for every instruction set. A lane
-// holds two neighbours along K. The trait `Pairs` says how they are multiplied:
+// holds two neighbors along K. The trait `Pairs` says how they are multiplied:
 //
 //   Pairs::V              the vector type
 //   Pairs::kParts         how many additions a pair takes

@@ -19,7 +19,7 @@ struct BpeOptions {
   bool byte_level = false;  ///< the tokens are in the alphabet of GPT-2, which has a character for each byte
   bool byte_fallback =
       false;                  ///< unknown characters become the tokens of their bytes, "<0x0A>", if all exist
-  bool fuse_unknown = false;  ///< neighbouring unknown characters are one
+  bool fuse_unknown = false;  ///< neighboring unknown characters are one
   bool ignore_merges = false;  ///< a word that is a token is that token
   bool has_unknown = false;    ///< otherwise unknown characters vanish
   std::string unknown_token;

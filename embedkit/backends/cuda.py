@@ -88,8 +88,8 @@ def check_products() -> None:
         name, mode, full = "get_float32_matmul_precision()", torch.get_float32_matmul_precision(), "highest"
     if mode not in (full, "none"):
         raise ValueError(
-            f"torch.{name} of this process is {mode!r}, which computes the products of fp32 in TF32, with 10 of 23 "
-            f"bits; set it to {full!r}, or open the Encoder with precision='bf16'"
+            f"torch.{name} of this process is {mode!r}, which computes fp32 products in TF32, with 10 mantissa bits "
+            f"instead of 23; set it to {full!r}, or open the Encoder with precision='bf16'"
         )
 
 

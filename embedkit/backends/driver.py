@@ -105,7 +105,7 @@ class _Window:
         except NotFinite as error:
             text = self._before + int(self.tokens.text_of_sequence[error.sequence])
             raise ValueError(
-                f"texts[{text}]: its embedding is not finite, in the widest type of the device, either. Other texts "
+                f"texts[{text}]: its embedding is not finite, even in the widest type of the device. Other texts "
                 "are not affected; leave it out, or look for weights that are not finite"
             ) from error
         self.left -= 1

@@ -296,7 +296,7 @@ class PackedStage:
         )
 
     def _shrink(self, error: Exception, longest: int) -> None:
-        """Halve the budget; if a text of ``longest`` tokens would not fit it, begin anew and raise MemoryError."""
+        """Halve the budget; if a text of ``longest`` tokens would not fit it, start over and raise MemoryError."""
         budget = self._buckets.budget
         smallest = budget // 2 < longest
         self._prepare(self._first_budget if smallest else budget // 2)

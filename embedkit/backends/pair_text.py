@@ -65,7 +65,7 @@ def pair_text(opened: CrossEncoderFolder, tokenizer: Tokenizer) -> PairText:
         return Joined(opened, tokenizer)
     if text.end[-1:] == [opened.padding] and not opened.model.config["causal"]:
         raise ValueError(
-            f"{opened.model.transformer}: pairs end with the token of padding, which the classifier does not read, and "
+            f"{opened.model.transformer}: pairs end with the padding token, which the classifier does not read, and "
             "this model is not causal; embedkit does not run it. Use sentence-transformers for this model"
         )
     return text

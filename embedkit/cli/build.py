@@ -100,10 +100,10 @@ def add_commands(commands: Any) -> None:
         "--passages",
         type=_passages,
         metavar="TOKENS[:OVERLAP]",
-        help="cut long texts into passages of the model's tokens, at borders of sentences and headings, e.g. 120:30",
+        help="cut long texts into passages of the model's tokens, at sentence boundaries and headings, e.g. 120:30",
     )
     build.add_argument(
-        "--max-length", type=int, metavar="TOKENS", help="most tokens of a text (default: the model's own)"
+        "--max-length", type=int, metavar="TOKENS", help="maximum tokens of a text (default: the model's own)"
     )
     build.add_argument(
         "--on-overflow",
@@ -114,7 +114,8 @@ def add_commands(commands: Any) -> None:
     build.add_argument(
         "--dedup",
         metavar="exact|near:SIM",
-        help="leave out texts that repeat an earlier one, or (metric cosine) are as similar to one, e.g. near:0.95",
+        help="exact: leave out texts that repeat an earlier one; near:SIM (metric cosine): also those whose "
+        "similarity to an earlier one is at least SIM, e.g. near:0.95",
     )
     add_language(build, "auto", "language of the texts, for the words of hybrid search (default: auto)")
     ray_engine.add_options(build)

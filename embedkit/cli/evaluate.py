@@ -16,11 +16,11 @@ from ..arguments import check_positive
 from ..documents import InputError
 from ..documents.readers import FORMATS, Corpus
 from ..index import BuildError, BuildSettings, Index, ModelMismatchError
-from ..index.auto.plot import check_plot
 from ..index.build.change import link_or_copy
 from ..index.build.publish import storage_of
 from ..index.evaluate import Judgments, Measured, Search, evaluate, read_judgments, read_pairs
 from ..index.evaluate.plot import plot_quality
+from ..index.figure import check_plot
 from ..index.storage.faiss_index import AUTO, AUTOMATIC, create_index
 from ..index.storage.layout import CURRENT_FILE
 from .common import (

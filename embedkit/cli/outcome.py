@@ -9,8 +9,9 @@ from typing import Any
 
 from ..documents.errors import OnError
 from ..index import BuildError, BuildSettings, IndexExistsError, InputError, ModelMismatchError
-from ..index.auto.plot import check_plot, plot_choice
+from ..index.auto.plot import plot_choice
 from ..index.auto.result import table_of
+from ..index.figure import check_plot
 from .common import EXIT_USAGE, CommandError, complain, plural, show
 from .interrupts import exit_code
 

@@ -11,7 +11,7 @@ from ..arguments import check_positive
 from ..documents import InputError
 from ..documents.folders import index_around
 from ..index import Index
-from ..index.auto.plot import FORMATS, check_file, check_plot
+from ..index.figure import FORMATS, check_file, check_plot
 from ..index.picture import make_picture, write_page, write_plot
 from ..index.picture.make import LAYOUTS
 from ..index.picture.plot import title_of
@@ -51,7 +51,7 @@ def add_commands(commands: Any) -> None:
         type=integer(partial(check_positive, "sample")),
         default=10_000,
         metavar="N",
-        help="documents to draw at most (default: 10000)",
+        help="maximum number of documents to draw (default: 10000)",
     )
 
 

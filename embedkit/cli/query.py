@@ -155,7 +155,7 @@ def _query(arguments: argparse.Namespace) -> int:
             texts = (_checked_query(text, f"query {at}") for at, text in enumerate(arguments.texts, 1))
         else:
             texts = _queries_from(arguments.file)
-        labelled = arguments.file is not None or len(arguments.texts) > 1
+        labeled = arguments.file is not None or len(arguments.texts) > 1
         asked: list[str] = []
         try:
             found = _search(index, texts, asked, arguments, reranker=reranker, stats=stats)
@@ -165,7 +165,7 @@ def _query(arguments: argparse.Namespace) -> int:
                 if arguments.json:
                     _print_json_lines(asked[number - 1], hits, explain=arguments.explain)
                 else:
-                    label = f"{number}. {asked[number - 1]}" if labelled else None
+                    label = f"{number}. {asked[number - 1]}" if labeled else None
                     _print_table(label, hits, first=number == 1, explain=arguments.explain)
             if empty and arguments.where is not None and (why := index.generation.why_empty(arguments.where)):
                 complain(f"note: {why}")
@@ -194,7 +194,7 @@ def _search(
     if arguments.hybrid is not False and index.generation.has_old_words:
         complain(
             f"note: an earlier embedkit made the words of {arguments.index}, which this one does not read: meaning "
-            "alone counts until embedkit-index compact makes them anew"
+            "alone counts until embedkit-index compact makes them again"
         )
 
     def blocks() -> Iterator[list[str]]:

@@ -8,7 +8,8 @@ from typing import Any
 from ..documents import InputError
 from ..documents.readers import Corpus
 from ..index import Index, ModelMismatchError
-from ..index.auto.plot import check_plot, plot
+from ..index.auto.plot import plot
+from ..index.figure import check_plot
 from .common import (
     EXIT_OK,
     EXIT_USAGE,

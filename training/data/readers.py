@@ -260,7 +260,7 @@ def check_not_drawn(spec: Mapping[str, Any]) -> None:
     """
     if spec.get("weighted_fraction") is not None:
         raise ValueError(
-            "weighted_fraction is of training data, drawn anew in each epoch; use balanced_fraction, or remove it"
+            "weighted_fraction is of training data, drawn again in each epoch; use balanced_fraction, or remove it"
         )
 
 

@@ -147,5 +147,7 @@ def _value(where: str, column: str, value: Any) -> str:
     if value is ABSENT:
         raise ValueError(f"{where}: no field {column!r}, which the first line has; add it")
     if not isinstance(value, str | int | float) or (isinstance(value, float) and math.isnan(value)):
-        raise ValueError(f"{where}: {column} is {value!r:.80}, which is no text or number; leave the row out")
+        raise ValueError(
+            f"{where}: {column} is {value!r:.80}, which is neither text nor a number; leave the row out"
+        )
     return str(value)

@@ -95,8 +95,8 @@ def quora_duplicates(encoder: TextEncoder, data: Data = None) -> RetrievalResult
     """Find the duplicates of a question among all other questions.
 
     The corpus is all distinct questions of the dev and test splits. Queries are the first questions of duplicate
-    pairs; relevant are all questions labelled as duplicates of the query, in either order, and the query itself is
-    excluded from its ranking. Duplicates are not transitive here, so an unlabelled duplicate counts as wrong. The
+    pairs; relevant are all questions labeled as duplicates of the query, in either order, and the query itself is
+    excluded from its ranking. Duplicates are not transitive here, so an unlabeled duplicate counts as wrong. The
     split "train" is excluded: it repeats questions in a lower-cased, tokenized form.
 
     Args:
@@ -167,7 +167,7 @@ def _top(similarity: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
 
 
 def _gains(path: Path, queries: Sequence[str], documents: Sequence[str]) -> list[dict[int, float]]:
-    """Judgements above 0 of each query, by the row of the document."""
+    """Judgments above 0 of each query, by the row of the document."""
     rows = {
         "query_id": {key: row for row, key in enumerate(queries)},
         "doc_id": {key: row for row, key in enumerate(documents)},

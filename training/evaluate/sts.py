@@ -178,7 +178,7 @@ def _pair_key(pair: Pair) -> tuple[str, str]:
 def chinese_sets(data: Data = None) -> dict[str, PairSet]:
     """The pairs of `chinese`, by column."""
     folder = data_folder(data) / "zh"
-    sets = _labelled_sets(folder / "zh_pairs.tsv.gz", _CHINESE_PAIRS)
+    sets = _labeled_sets(folder / "zh_pairs.tsv.gz", _CHINESE_PAIRS)
     return sets | _scored_sets(folder / "zh_sts.tsv.gz", _CHINESE_STS)
 
 
@@ -189,7 +189,7 @@ def _scored_sets(path: Path, wanted: Mapping[str, _Wanted]) -> dict[str, PairSet
     )
 
 
-def _labelled_sets(path: Path, wanted: Mapping[str, _Wanted]) -> dict[str, PairSet]:
+def _labeled_sets(path: Path, wanted: Mapping[str, _Wanted]) -> dict[str, PairSet]:
     """Columns of a table of source, split, text1, text2, label (0 or 1)."""
     return _sets(path, wanted, "source", ("text1", "text2", "label"), lambda row: float(row.label("label")))
 

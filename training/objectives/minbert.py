@@ -10,7 +10,7 @@ With u and v the vectors of the sentences, y the label and T the highest score (
                   l1             |s - y|
                   hinge          max(|s - y| - margin, 0), the hinge of support vector regression
                   cross_entropy  -Σ_j t_j log q_j,  q = softmax(W f(u, v)) over the scores j = 0..T, where t
-                                 splits y between its two neighbours, t_⌊y⌋ = ⌊y⌋ + 1 - y and t_⌊y⌋₊₁ = y - ⌊y⌋, and
+                                 splits y between its two neighbors, t_⌊y⌋ = ⌊y⌋ + 1 - y and t_⌊y⌋₊₁ = y - ⌊y⌋, and
                                  s = Σ_j j q_j (Tai, Socher & Manning 2015, arXiv:1503.00075, section 4.2)
 
 The meaning of "hinge" and "cross-entropy" in a report of the project is our reading. With ``dropout_of: features``,
@@ -97,7 +97,7 @@ def sts_loss(score: Tensor, label: Tensor, loss: str, margin: float) -> Tensor:
 
 
 def score_classes(label: Tensor, max_score: int) -> Tensor:
-    """Scores (n,) in 0..max_score as distributions (n, max_score + 1) over their two whole neighbours."""
+    """Scores (n,) in 0..max_score as distributions (n, max_score + 1) over their two whole neighbors."""
     whole = torch.arange(max_score + 1, device=label.device)
     return functional.relu(1 - (label[:, None] - whole).abs())
 

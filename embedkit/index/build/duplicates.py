@@ -22,7 +22,7 @@ _AT_ONCE = 1024
 def near_duplicates(writer: Writer, entry: SegmentEntry, dimension: int, dedup: str | None) -> Int64Array:
     """The rows of the finished segment that are at least as similar to an earlier row that is kept as ``dedup`` says.
 
-    Looks at each row's 64 nearest neighbours, as the segment's own Faiss index finds them; so of a larger group of
+    Looks at each row's 64 nearest neighbors, as the segment's own Faiss index finds them; so of a larger group of
     duplicates, or in an index that is not exact, some may remain.
     """
     similarity = near_similarity(dedup)

@@ -203,8 +203,8 @@ def _exported_ids(path: Path, rows: int) -> list[str] | None:
         if not isinstance(name, str):
             raise InputError(
                 f"{file}:{number}",
-                "the line is no JSON string, as the ids of an export are; mend it, or move the file away to number the "
-                "documents",
+                "the line is not a JSON string, as the ids of an export are; fix it, or move the file away to "
+                "number the documents",
             )
         ids.append(name)
     if len(ids) != rows:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from ..auto.plot import check_plot, save_figure
+from ..figure import MARKERS, check_plot, save_figure, time_axis
 
 __all__ = ["plot_quality"]
-
-_MARKERS = "osD^vP*Xph"
 
 
 def plot_quality(
@@ -29,7 +27,6 @@ def plot_quality(
     check_plot(path)
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
-    from matplotlib.ticker import LogLocator, NullFormatter
 
     figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")
     axes = figure.add_subplot()
@@ -39,23 +36,18 @@ def plot_quality(
         own = sorted((ms, ndcg, search) for of, search, ms, ndcg in points if of == index)
         axes.plot([ms for ms, *_ in own], [ndcg for _, ndcg, _ in own], color=f"C{number % 10}", alpha=0.4)
         for ms, ndcg, search in own:
-            marker = _MARKERS[searches.index(search) % len(_MARKERS)]
+            marker = MARKERS[searches.index(search) % len(MARKERS)]
             axes.plot([ms], [ndcg], marker, color=f"C{number % 10}", markersize=8)
     keys = [
         Line2D([], [], color=f"C{number % 10}", linewidth=3, label=name)
         for number, name in enumerate(indexes)
     ]
     keys += [
-        Line2D([], [], color="0.3", marker=_MARKERS[number % len(_MARKERS)], linestyle="", label=name)
+        Line2D([], [], color="0.3", marker=MARKERS[number % len(MARKERS)], linestyle="", label=name)
         for number, name in enumerate(searches)
     ]
-    axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("milliseconds per query, encoding included")
+    time_axis(axes, "encoding included")
     axes.set_ylabel("nDCG@10")
     axes.set_title(title, fontsize=10)
-    axes.grid(which="both", alpha=0.25)
     axes.legend(handles=keys, fontsize=8, loc="best")
     save_figure(figure, path)

@@ -32,7 +32,7 @@ class Search:
     Attributes:
         name: for the table.
         hybrid: score by words, too.
-        reranker: orders the best hits anew.
+        reranker: reorders the best hits.
     """
 
     name: str

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..auto.plot import check_plot, save_figure
+from ..figure import check_plot, save_figure
 from .make import OTHER
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ class Passage:
 
 
 def passage_fields(passage: Passage) -> dict[str, Any]:
-    """The place of a passage, with its neighbours' ids, as JSON."""
+    """The place of a passage, with its neighbors' ids, as JSON."""
     return {**asdict(passage), "before": passage.before, "after": passage.after}
 
 

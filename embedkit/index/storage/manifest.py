@@ -415,7 +415,7 @@ class _Parser:
             if data.get("format") == known:
                 return known
         if data.get("format") is not None:
-            raise _damaged(self.path, f"field 'format' is {data['format']!r}, which is no format of files")
+            raise _damaged(self.path, f"field 'format' is {data['format']!r}, which is not a file format")
         return None
 
     def segment(self, data: object) -> SegmentEntry:

@@ -142,7 +142,7 @@ def local_layers(raw: Config, config: CoreConfig, where: str, default: list[bool
 def two_ropes(raw: Config, config: CoreConfig, where: str, keys: tuple[str, str], theta: float) -> None:
     """The speeds of a model whose local layers turn faster: ``rope_parameters`` of both kinds, or two keys.
 
-    Files of the time between hold both; what ``rope_parameters`` lacks is in the keys.
+    Files written during the transition have both; what ``rope_parameters`` lacks is in the keys.
     """
     refuse(raw, where, {"rope_scaling": (None, {})})  # which scales one kind of layers or both, by the model
     both = raw.get("rope_parameters")

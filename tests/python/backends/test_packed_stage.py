@@ -457,7 +457,7 @@ def test_fp32_is_not_computed_in_fewer_bits(monkeypatch: pytest.MonkeyPatch) -> 
     cuda.check_products()
     torch.set_float32_matmul_precision("high")
     try:
-        with pytest.raises(ValueError, match="TF32, with 10 of 23 bits; set it to"):
+        with pytest.raises(ValueError, match="TF32, with 10 mantissa bits instead of 23; set it to"):
             cuda.check_products()
     finally:
         torch.set_float32_matmul_precision("highest")
@@ -478,7 +478,7 @@ def test_a_setting_that_changes_later_is_refused(make_model: Make, texts: list[s
     encoder.encode(texts[:3])
     torch.set_float32_matmul_precision("high")
     try:
-        with pytest.raises(ValueError, match="TF32, with 10 of 23 bits; set it to"):
+        with pytest.raises(ValueError, match="TF32, with 10 mantissa bits instead of 23; set it to"):
             encoder.encode(texts[:3])
     finally:
         torch.set_float32_matmul_precision("highest")

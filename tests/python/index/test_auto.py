@@ -31,7 +31,7 @@ def exact(vectors: np.ndarray, queries: np.ndarray, k: int = 10) -> np.ndarray:
     return np.argsort(-(queries @ vectors.T), axis=1, kind="stable")[:, :k]
 
 
-def test_recall_is_the_mean_share_of_the_true_neighbours() -> None:
+def test_recall_is_the_mean_share_of_the_true_neighbors() -> None:
     random = np.random.default_rng(0)
     truth = np.array([random.permutation(30)[:10] for _ in range(31)])
     found = np.array([random.permutation(30)[:10] for _ in range(31)])

@@ -127,8 +127,8 @@ def test_exported_ids_are_imported(tmp_path: Path, encoder: FakeEncoder) -> None
         Index.import_faiss(tmp_path / "wrong", file, encoder, texts[1:])
     for lines, message in (
         (b'"a"\n' * 3, r"ids\.jsonl: holds 3 ids, and .*out\.faiss 19 vectors"),
-        (b'"a"\n{"id": "b"}\n', r"ids\.jsonl:2: the line is no JSON string"),
-        (b'"a"\n"\xff"\n', r"ids\.jsonl:2: the line is no JSON string"),
+        (b'"a"\n{"id": "b"}\n', r"ids\.jsonl:2: the line is not a JSON string"),
+        (b'"a"\n"\xff"\n', r"ids\.jsonl:2: the line is not a JSON string"),
         (b'"a"\n' * 19, "the id 'a' was used before"),
     ):
         ids.write_bytes(lines)

@@ -18,7 +18,7 @@ from fake_encoder import FakeEncoder
 
 from embedkit.cli.main import main
 from embedkit.index import Document, Index, InputError
-from embedkit.index.auto.plot import check_plot
+from embedkit.index.figure import check_plot
 from embedkit.index.picture import make_picture, write_page
 from embedkit.index.picture.make import _colored, layout_of, name_clusters
 

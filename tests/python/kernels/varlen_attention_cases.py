@@ -173,7 +173,7 @@ def test_a_map_of_fixed_size(block: int) -> None:
     check(result, references(*inputs, lengths, scale=0.5), 2e-6)
 
 
-def test_large_scores_and_neighbours() -> None:
+def test_large_scores_and_neighbors() -> None:
     """Scores that overflow without the maximum, and neighbors in a tile that must not be affected."""
     query, key, value = (tensor(6, 1, 16, seed=seed) for seed in range(3))
     query[:2] *= 1e6
@@ -185,7 +185,7 @@ def test_large_scores_and_neighbours() -> None:
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 @pytest.mark.parametrize("kind", ["", "bias", "rotary_value"])
 @pytest.mark.parametrize("part", ["query", "key", "value"])
-def test_a_sequence_that_overflows_leaves_its_neighbours(part: str, kind: str, dtype: str) -> None:
+def test_a_sequence_that_overflows_leaves_its_neighbors(part: str, kind: str, dtype: str) -> None:
     """In a tile of several sequences, and where it is longer than a tile itself."""
     lengths = [3, 5, 4, 70, 2]
     tokens = sum(lengths)

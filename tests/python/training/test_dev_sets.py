@@ -353,7 +353,7 @@ def test_prompts_of_scored_pairs(content: dict[str, Any], tmp_path: Path, defaul
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"query_id": "b", "text": null}', r"q\.jsonl:2: text is None, which is no text or number"),
+        ('{"query_id": "b", "text": null}', r"q\.jsonl:2: text is None, which is neither text nor a number"),
         ('{"query_id": "b", "text": ["x"]}', r"q\.jsonl:2: text is \['x'\]"),
         ('{"query_id": null, "text": "x"}', r"q\.jsonl:2: query_id is None"),
         ('{"query_id": "b"}', r"q\.jsonl:2: no field 'text', which the first line has; add it"),

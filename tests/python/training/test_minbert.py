@@ -36,7 +36,7 @@ def test_sts_losses(loss: str, expected: np.ndarray) -> None:
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-12)
 
 
-def test_a_score_is_split_between_its_neighbours() -> None:
+def test_a_score_is_split_between_its_neighbors() -> None:
     expected = np.zeros((4, 6))
     for row, y in zip(expected, LABELS, strict=True):
         low = int(y)

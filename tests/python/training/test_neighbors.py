@@ -19,7 +19,7 @@ from embedkit.training.objectives.hpd import Hpd, HpdOptions
 from embedkit.training.teacher import TeacherOptions
 
 
-def test_near_and_far_neighbours() -> None:
+def test_near_and_far_neighbors() -> None:
     vectors = np.random.default_rng(0).normal(size=(300, 8))
     rows = near_and_far(vectors)
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)

@@ -173,7 +173,7 @@ def test_a_command_without_checkpoints_does_not_promise_to_go_on(
     monkeypatch.setattr(stopped_in, stop)
     assert cli.main(command) == 143
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last == "embedkit-train: stopped; the same command begins anew: nothing is saved"
+    assert last == "embedkit-train: stopped; the same command starts over: nothing is saved"
 
 
 @pytest.mark.parametrize(
