@@ -52,7 +52,7 @@ def pool_project_normalize() -> Any:
 def varlen_attention() -> Any:
     types = dict.fromkeys(["query_ptr", "key_ptr", "value_ptr", "out_ptr"], "*bf16")
     types |= {"tiles_ptr": "*i32", "scale": "fp32"}
-    constants = attention._options(SIZE // HEADS, 2, True, 64, CAPABILITY)
+    constants = attention._options(SIZE // HEADS, 2, 64, CAPABILITY, bias=False, rotary=False)
     constants |= {f"{name}_TOKEN": 3 * SIZE for name in ("QUERY", "KEY", "VALUE")}
     constants |= {f"{name}_HEAD": SIZE // HEADS for name in ("QUERY", "KEY", "VALUE")}
     constants |= {"HEADS": HEADS, "MAX_DISTANCE": 0, "ROTARY": False, "ROTARY_VALUE": False}
