@@ -19,6 +19,7 @@ from ..index.build.estimate import Estimate, estimate
 from ..index.build.resume import resumable_rows
 from ..index.storage.factory import check_rows
 from ..index.storage.faiss_index import import_faiss
+from ..index.storage.layout import CURRENT_FILE
 from ..index.storage.manifest import METRICS, ReadingEntry
 from . import ray_engine
 from .common import (
@@ -307,7 +308,7 @@ def _build(arguments: argparse.Namespace) -> int:
     if os.path.lexists(path) and not os.path.isdir(path):  # before the model is loaded
         raise IndexExistsError(f"{path}: exists and is not a folder; an index is a folder: name a new one")
     resumed = 0 if arguments.restart else resumable_rows(Path(path))
-    if not arguments.overwrite and not resumed and os.path.exists(os.path.join(path, "CURRENT")):
+    if not arguments.overwrite and not resumed and os.path.exists(os.path.join(path, CURRENT_FILE)):
         raise IndexExistsError(f"{path}: an index exists there; pass --overwrite to replace it")
     import_faiss()  # before the model is loaded: if it is missing, say so at once
     encoder = load_encoder(

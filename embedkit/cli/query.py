@@ -6,7 +6,6 @@ import argparse
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -16,8 +15,9 @@ from ..documents import InputError
 from ..documents.readers import Corpus
 from ..index import Index, ModelMismatchError, SearchStats, rerank
 from ..index.search.device import check_device
-from ..index.search.hits import passage_fields
+from ..index.search.hits import hit_fields
 from ..index.search.hybrid import check_weight
+from ..index.search.rerank import CANDIDATES
 from .common import (
     EXIT_OK,
     EXIT_USAGE,
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["add_commands"]
 
 _QUERIES_AT_ONCE = 256
-_CANDIDATES = 50  # documents per query to rerank
 
 
 _REMEDIES = {
@@ -204,7 +203,7 @@ def _search(
 
     found = index.search_stream(
         blocks(),
-        arguments.k if reranker is None else max(arguments.k, arguments.candidates or _CANDIDATES),
+        arguments.k if reranker is None else max(arguments.k, arguments.candidates or CANDIDATES),
         stats=stats,
         nprobe=arguments.nprobe,
         ef=arguments.ef,
@@ -270,16 +269,5 @@ def _shown(parts: Parts | None) -> tuple[str, ...]:
 
 def _print_json_lines(query: str, hits: Iterable[Hit], *, explain: bool) -> None:
     for hit in hits:
-        line = {
-            "query": query,
-            "rank": hit.rank,
-            "score": round(hit.score, 6),
-            "id": hit.id,
-            "text": hit.text,
-            "metadata": hit.metadata,
-        }
-        if hit.passage is not None:
-            line["passage"] = passage_fields(hit.passage)
-        if explain and hit.parts is not None:
-            line["parts"] = asdict(hit.parts)
-        print_json(line)
+        fields = hit_fields(hit, explain=explain)
+        print_json({"query": query, **fields, "score": round(hit.score, 6)})

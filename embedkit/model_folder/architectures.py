@@ -19,6 +19,7 @@ __all__ = [
     "FOREIGN",
     "INTEGERS",
     "LAYER_TENSORS",
+    "NO_DECODER",
     "TOKEN_TYPES",
     "Architecture",
     "CoreConfig",
@@ -259,7 +260,7 @@ INTEGERS = (
     "vocab_size",
     "max_position_embeddings",
 )
-_NO_DECODER = {"is_decoder": False, "add_cross_attention": False}
+NO_DECODER = {"is_decoder": False, "add_cross_attention": False}
 
 EMBEDDINGS = {
     "embeddings.word_embeddings.weight": (("vocab_size", "hidden_size"), True),
@@ -286,7 +287,7 @@ _CLASSIFICATION_HEAD = ("classifier.dense", "tanh", "classifier.out_proj")
 _BERT = Architecture(
     prefix="bert.",
     integers=(*INTEGERS, "type_vocab_size"),
-    fixed={"position_embedding_type": "absolute", **_NO_DECODER},
+    fixed={"position_embedding_type": "absolute", **NO_DECODER},
     layers=_LAYERS,
     tensors={**EMBEDDINGS, **TOKEN_TYPES, **LAYER_TENSORS},
     classifier=("pooler.dense", "tanh", "classifier"),
@@ -359,7 +360,7 @@ _DISTILBERT = Architecture(
 _ROFORMER = Architecture(
     prefix="roformer.",
     integers=(*INTEGERS, "type_vocab_size", "embedding_size"),
-    fixed=_NO_DECODER,
+    fixed=NO_DECODER,
     layers=_LAYERS,
     tensors={
         "embeddings.word_embeddings.weight": (("vocab_size", "embedding_size"), True),

@@ -15,7 +15,7 @@ from typing import Any
 
 from .json_file import present, read_json
 from .sentence_settings import sentence_config
-from .tokenizer_files import TokenizerSettings, damaged
+from .tokenizer_files import ROLES, TokenizerSettings, damaged
 
 __all__ = ["ChatTemplate", "read_chat_template"]
 
@@ -34,7 +34,6 @@ _NOT_VARIABLES: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("max_length", "chat_template", "tokenizer_kwargs"), ()),
     **dict.fromkeys(("tokenize", "return_dict", "conversation", "messages"), ()),
 }
-_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class ChatTemplate:
@@ -182,7 +181,7 @@ def _arguments(config: Mapping[str, Any], path: Path | None) -> dict[str, Any]:
 def _special_tokens(folder: Path) -> dict[str, str]:
     """The special tokens by the names of their roles."""
     settings = TokenizerSettings(folder)
-    tokens = {role: settings.token(role) for role in _ROLES}
+    tokens = {role: settings.token(role) for role in ROLES}
     return {role: str(token["content"]) for role, token in tokens.items() if token is not None}
 
 

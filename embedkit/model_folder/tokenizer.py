@@ -13,7 +13,7 @@ from .. import _core
 from .json_file import present, read_json
 from .rebuilt import BERT_CLASSES, default_tokens, id_of, is_wordpiece, plain_step, rebuild
 from .subword import UnknownToCore, added_ids, subword_core
-from .tokenizer_files import TokenizerSettings, added_token, check_types, damaged, template_ids, typed
+from .tokenizer_files import ROLES, TokenizerSettings, added_token, check_types, damaged, template_ids, typed
 
 __all__ = ["Tokenizer", "changes_beside", "load_tokenizer"]
 
@@ -22,7 +22,6 @@ _CHUNK = 128  # texts passed to `tokenizers` at once: Ctrl-C waits until it retu
 _NO_PANIC = (KeyboardInterrupt, SystemExit, GeneratorExit)
 _ENDED = ("GemmaTokenizer", "LlamaTokenizer")  # of transformers 4, with a template of settings
 _ENDED_BY_CODE = ("Qwen2Tokenizer",)  # by code of the model's own: gte-Qwen2
-_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 @dataclass(frozen=True)
@@ -316,7 +315,7 @@ def _missing_tokens(
     """The added tokens that the settings have and tokenizer.json has not; ``kind`` is the tokenizer's class."""
     known = {token["content"] for token in added}
     defaults = default_tokens(kind)
-    roles = [token for name in _ROLES if (token := settings.token(name, defaults.get(name))) is not None]
+    roles = [token for name in ROLES if (token := settings.token(name, defaults.get(name))) is not None]
     missing = [token for token in roles if token["content"] not in known]
     if missing:
         vocab: Any = model.get("vocab")

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 from .json_file import present, read_json
 
 __all__ = [
+    "ROLES",
     "TOKENIZER_FILES",
     "TokenizerSettings",
     "added_token",
@@ -17,6 +18,9 @@ __all__ = [
     "template_ids",
     "typed",
 ]
+
+ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+"""The special tokens that settings name."""
 
 TOKENIZER_FILES = (
     "tokenizer.json",

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,7 +17,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..index import Hit, Index, IndexDamagedError
-from ..index.search.hits import passage_fields
+from ..index.search.hits import hit_fields
+from ..index.search.rerank import CANDIDATES, reordered
 from ..index.storage.filters import equal
 from ..index.storage.where import compile_where
 from ..index.words.analyzer import Analyzer, analyzer
@@ -40,7 +41,6 @@ _THREADS = 4
 _WAITING = 256  # searches at once, running ones included
 _REFRESH_SECONDS = 10.0
 _BLOCK = 512  # queries of a request between two looks at whether somebody waits for them
-_CANDIDATES = 50  # hits that a reranker orders
 
 
 class BatchedEncoder:
@@ -245,26 +245,8 @@ async def _answer(request: Request, body: SearchRequest, queries: list[str]) -> 
             for at, hits in enumerate(found):
                 texts = [hit.text for hit in hits]
                 scores = await model.score(queries[at], texts, False, hang_up)
-                order = np.argsort(-scores, kind="stable")[: body.k].tolist()
-                found[at] = [
-                    replace(hits[i], rank=rank, score=float(scores[i])) for rank, i in enumerate(order, 1)
-                ]
+                found[at] = reordered(hits, scores, body.k)
     return await state.search.written(body, queries, found, hang_up)
-
-
-def _fields(hit: Hit, explain: bool) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "rank": hit.rank,
-        "score": hit.score,
-        "id": hit.id,
-        "text": hit.text,
-        "metadata": hit.metadata,
-    }
-    if explain and hit.parts is not None:
-        fields["parts"] = asdict(hit.parts)
-    if hit.passage is not None:
-        fields["passage"] = passage_fields(hit.passage)
-    return fields
 
 
 def _rows(
@@ -277,7 +259,7 @@ def _rows(
     """The hits of each query as they are sent; none any more when whoever waited has ``left``."""
     data = []
     for at, hits in enumerate(found):
-        shown = [_fields(hit, explain) for hit in hits]
+        shown = [hit_fields(hit, explain=explain) for hit in hits]
         if words is not None:
             words_of = words.finder(queries[at] if queries else "")
             for fields in shown:
@@ -321,7 +303,7 @@ def _check(body: SearchRequest, limits: Limits) -> list[str]:
 
 def _fetched(body: SearchRequest) -> int:
     """Hits of a query that are looked for: a reranker orders more than are answered."""
-    return max(body.k, _CANDIDATES) if body.rerank else body.k
+    return max(body.k, CANDIDATES) if body.rerank else body.k
 
 
 def _param_of(message: str, body: SearchRequest) -> str | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...documents.errors import InputError
 from ...documents.passages import document_of
-from ..search.rerank import rerank
+from ..search.rerank import CANDIDATES, rerank
 from .judgments import Judgments
 from .metrics import mrr, ndcg, recall
 
@@ -22,7 +22,6 @@ __all__ = ["Measured", "Search", "evaluate"]
 
 _K = 10
 _TIMED = 200  # queries asked one by one
-_CANDIDATES = 50  # hits that a reranker orders
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +44,9 @@ class Search:
         """The ``k`` best hits of each query; with ``per_document`` one passage of each document."""
         if self.reranker is None:
             return index.search(list(queries), k, hybrid=self.hybrid, per_document=per_document)
-        found = index.search(
-            list(queries), max(k, _CANDIDATES), hybrid=self.hybrid, per_document=per_document
-        )
+        found = index.search(list(queries), max(k, CANDIDATES), hybrid=self.hybrid, per_document=per_document)
         return [
-            [*rerank(self.reranker, [query], [hits[:_CANDIDATES]], _CANDIDATES)[0], *hits[_CANDIDATES:]][:k]
+            [*rerank(self.reranker, [query], [hits[:CANDIDATES]], CANDIDATES)[0], *hits[CANDIDATES:]][:k]
             for query, hits in zip(queries, found, strict=True)
         ]
 

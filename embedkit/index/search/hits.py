@@ -10,7 +10,7 @@ from ..storage.generation import Generation
 from .hybrid import Parts
 from .prepared import Found
 
-__all__ = ["Hit", "Passage", "passage_fields", "split_fields", "to_hits"]
+__all__ = ["Hit", "Passage", "hit_fields", "passage_fields", "split_fields", "to_hits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,16 @@ class Hit:
     def document(self) -> str:
         """The id of the document: of a passage's, or the hit's own."""
         return self.id if self.passage is None else self.passage.document
+
+
+def hit_fields(hit: Hit, *, explain: bool) -> dict[str, Any]:
+    """A hit as JSON; ``explain``: with what its score was made of."""
+    fields = {"rank": hit.rank, "score": hit.score, "id": hit.id, "text": hit.text, "metadata": hit.metadata}
+    if hit.passage is not None:
+        fields["passage"] = passage_fields(hit.passage)
+    if explain and hit.parts is not None:
+        fields["parts"] = asdict(hit.parts)
+    return fields
 
 
 def to_hits(generation: Generation, found: Found) -> list[list[Hit]]:

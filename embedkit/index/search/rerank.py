@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     from ...cross_encoder import CrossEncoder
     from .hits import Hit
 
-__all__ = ["rerank"]
+__all__ = ["CANDIDATES", "reordered", "rerank"]
+
+CANDIDATES = 50
+"""Hits of a query that a cross-encoder reads unless told otherwise."""
 
 
 def rerank(
@@ -43,8 +47,11 @@ def rerank(
     for hits in found:
         own = scores[start : start + len(hits)]
         start += len(hits)
-        order = np.argsort(-own, kind="stable")[:k]
-        result.append(
-            [replace(hits[i], rank=rank, score=float(own[i])) for rank, i in enumerate(order.tolist(), 1)]
-        )
+        result.append(reordered(hits, own, k))
     return result
+
+
+def reordered(hits: Sequence[Hit], scores: npt.NDArray[np.floating[Any]], k: int) -> list[Hit]:
+    """The ``k`` best ``hits`` by ``scores`` (n,), with these and new ranks; equal scores keep the order."""
+    order = np.argsort(-scores, kind="stable")[:k]
+    return [replace(hits[i], rank=rank, score=float(scores[i])) for rank, i in enumerate(order.tolist(), 1)]

@@ -8,6 +8,7 @@ from ..architectures import (
     ARCHITECTURES,
     INTEGERS,
     LAYER_TENSORS,
+    NO_DECODER,
     TOKEN_TYPES,
     Architecture,
     CoreConfig,
@@ -18,13 +19,12 @@ from .fields import Config, flag, integer, refuse
 
 __all__ = ["ALBERT", "ELECTRA", "ERNIE", "JINA"]
 
-_NO_DECODER = {"is_decoder": False, "add_cross_attention": False}
 _ROFORMER = ARCHITECTURES["roformer"]
 ELECTRA = replace(
     _ROFORMER,
     family="electra",
     prefix="electra.",
-    fixed={"position_embedding_type": "absolute", **_NO_DECODER},
+    fixed={"position_embedding_type": "absolute", **NO_DECODER},
     tensors={
         **_ROFORMER.tensors,
         "embeddings.position_embeddings.weight": (("max_position_embeddings", "embedding_size"), True),
@@ -120,7 +120,7 @@ JINA = Architecture(
     family="jina_bert",
     prefix="bert.",
     integers=(*INTEGERS, "type_vocab_size"),
-    fixed={"position_embedding_type": "alibi", **_NO_DECODER},
+    fixed={"position_embedding_type": "alibi", **NO_DECODER},
     layers="encoder.layer.",
     tensors={
         "embeddings.word_embeddings.weight": (("vocab_size", "hidden_size"), True),
