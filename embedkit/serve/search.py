@@ -318,7 +318,8 @@ def _condition(body: SearchRequest) -> str | None:
     """``where`` and ``filter`` as one condition for `Index.search`.
 
     Raises:
-        ApiError: 400, ``where`` is invalid: checked alone, as its parentheses must not end those around it.
+        ApiError: 400, ``where`` is invalid: checked alone, as its parentheses must not end those around it; or a
+            value of ``filter`` cannot be compared exactly.
     """
     parts = []
     if body.where is not None and body.where.strip():
@@ -329,5 +330,8 @@ def _condition(body: SearchRequest) -> str | None:
         if not body.filter:
             return body.where
         parts.append(f"({body.where})")
-    parts += [equal(field, value) for field, value in (body.filter or {}).items()]
+    try:
+        parts += [equal(field, value) for field, value in (body.filter or {}).items()]
+    except ValueError as error:
+        raise ApiError(400, str(error), param="filter") from None
     return " and ".join(parts) or None

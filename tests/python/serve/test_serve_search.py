@@ -328,6 +328,11 @@ def test_an_invalid_condition_is_quoted_as_it_was_written(
             "conditions go in where",
         ),
         ('{"filter": {"minutes": [10]}}', "filter.minutes", "not a list; other conditions go in where"),
+        (
+            '{"filter": {"minutes": 18446744073709551615}}',
+            "filter",
+            "cannot be compared exactly with 18446744",
+        ),
         ('{"filter": {"minutes": 1e999}}', "filter.minutes", "must be a finite number"),
         ('{"filter": {"lang": "a\\u0000"}}', "filter.lang", "holds a null character"),
         ('{"filter": {"lang": "a\\ud800"}}', "filter.lang", "holds a lone surrogate at character 1"),
