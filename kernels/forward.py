@@ -85,7 +85,8 @@ class PackedEncoder(Packer):
         tensors = dict(loaded_tensors(folder, dtype, self.device))
 
         def pair(name: str) -> tuple[Tensor, Tensor]:
-            return tensors[f"{name}.weight"], tensors[f"{name}.bias"]
+            """Taken out, so that what is joined or rounded below does not stay in memory beside the result."""
+            return tensors.pop(f"{name}.weight"), tensors.pop(f"{name}.bias")
 
         self._word = tensors["embeddings.word_embeddings.weight"]
         self._position = tensors.get("embeddings.position_embeddings.weight")

@@ -139,9 +139,9 @@ class ModernEncoder(Packer):
         return weight, torch.zeros_like(weight) if bias is None and not self._before else bias
 
     def _linear(self, *names: str) -> _Linear:
-        """One layer, from the rows of several; a bias that some of them lack is zero there."""
-        weights = [self._tensors[f"{name}.weight"] for name in names]
-        biases = [self._tensors.get(f"{name}.bias") for name in names]
+        """One layer, from the rows of several, which are taken out; a bias that some of them lack is zero there."""
+        weights = [self._tensors.pop(f"{name}.weight") for name in names]
+        biases = [self._tensors.pop(f"{name}.bias", None) for name in names]
         bias = None
         if any(b is not None for b in biases):
             parts = zip(weights, biases, strict=True)

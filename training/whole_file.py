@@ -16,11 +16,15 @@ __all__ = ["write_array", "write_text", "write_whole"]
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Write a file beside ``path`` and rename it: after a power cut, ``path`` is still either complete or absent."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
-    with part.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    try:
+        with part.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def write_array(path: Path, array: npt.NDArray[Any]) -> None:
