@@ -258,7 +258,7 @@ def test_an_index_of_an_earlier_version_answers_and_says_what_it_lacks(
         ):
             index.search("houses", k=1, hybrid=True)
         assert main(["query", str(path), "house"]) == 0
-        assert "embedkit-index compact makes them anew" in capsys.readouterr().err
+        assert "embedkit-index compact makes them again" in capsys.readouterr().err
         index.add([Document("a new house", "new")])
         assert index.search("house", k=1)[0][0].parts is None
         assert index.compact()
