@@ -1,7 +1,7 @@
 """Folders with random weights in the shapes of published models since BERT, made by transformers' own classes.
 
 Sizes, windows, positions and activations are the published models'; the vocabulary is that of another folder's
-tokenizer, since a row of a table costs no time. EmbeddingGemma's two Dense layers behind the pooling are left out, a
+tokenizer, since a row of a table costs no time. EmbeddingGemma's two Dense layers after the pooling are left out, a
 thousandth of the operations, so that every package computes the same. The speed of random weights is that of trained
 ones; their vectors say nothing.
 """

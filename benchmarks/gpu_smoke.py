@@ -52,8 +52,8 @@ def modern(dtype: str, device: str) -> Iterator[Case]:
     from embedkit.kernels.add_norm import add_norm
     from embedkit.kernels.attention_tiles import attention_tiles
     from embedkit.kernels.gated import gated_activation
-    from embedkit.kernels.modern_forward import half_turns
-    from embedkit.kernels.place_heads import place_heads
+    from embedkit.kernels.modern_forward import rotary_table
+    from embedkit.kernels.qk_norm_rope import qk_norm_rope
     from embedkit.kernels.varlen_attention import varlen_attention
 
     make = torch.Generator(device).manual_seed(0)
@@ -75,9 +75,15 @@ def modern(dtype: str, device: str) -> Iterator[Case]:
     yield (
         "add_norm",
         lambda: error(
-            add_norm(x, residual.clone(), weight, None, 1e-6, rms=True, behind=weight),
+            add_norm(x, residual.clone(), weight, None, 1e-6, rms=True, post_norm=weight),
             reference.add_norm(
-                x.double(), residual.double(), weight.double(), None, 1e-6, rms=True, behind=weight.double()
+                x.double(),
+                residual.double(),
+                weight.double(),
+                None,
+                1e-6,
+                rms=True,
+                post_norm=weight.double(),
             )[1],
         ),
         bound,
@@ -85,16 +91,16 @@ def modern(dtype: str, device: str) -> Iterator[Case]:
     lengths, heads, shared, size = [70, 30], 4, 2, 16
     packed = normal(100, (heads + 2 * shared) * size)
     tiles = torch.from_numpy(attention_tiles(lengths)).to(device)
-    turns = half_turns(128, size, 1e4, 1.0, torch.device(device))
+    rotary = rotary_table(128, size, 1e4, 1.0, torch.device(device))
 
     def placed() -> float:
         rows = packed.clone()
-        place_heads(rows, heads, shared, size, tiles, turns=turns)
+        qk_norm_rope(rows, heads, shared, size, tiles, rotary=rotary)
         parts = packed[:, : heads * size].double().unflatten(1, (-1, size)).split(lengths)
-        expected = torch.cat([reference.place_heads(p, speed=turns.speed.double()) for p in parts])
+        expected = torch.cat([reference.qk_norm_rope(p, speed=rotary.speed.double()) for p in parts])
         return error(rows[:, : heads * size], expected.flatten(1))
 
-    yield "place_heads", placed, bound
+    yield "qk_norm_rope", placed, bound
 
     def attended() -> float:
         q, k, v = packed.view(100, -1, size).split([heads, shared, shared], dim=1)

@@ -68,7 +68,7 @@ def adi(folder: Path) -> Tables:
 
 
 def _fielded(folder: Path, stem: str) -> Tables:
-    """Entries of fields, each behind a line of a dot and a letter."""
+    """Entries of fields, each after a line of a dot and a letter."""
 
     def entries(name: str) -> Iterator[tuple[str, dict[str, str]]]:
         for entry in re.split(r"^\.I ", _read(folder / f"{stem}.{name}"), flags=re.M)[1:]:
@@ -85,7 +85,7 @@ def _fielded(folder: Path, stem: str) -> Tables:
 
 
 def lisa(folder: Path) -> Tables:
-    """Documents of a number, a title and, behind an empty line, a text, between rows of asterisks."""
+    """Documents of a number, a title and, after an empty line, a text, between rows of asterisks."""
     docs = []
     for path in sorted(folder.glob("LISA[0-9].[0-9]*")):
         for entry in re.split(r"^\*{20,}\s*$", _read(path), flags=re.M):
@@ -102,7 +102,7 @@ def lisa(folder: Path) -> Tables:
 
 
 def time(folder: Path) -> Tables:
-    """Articles and queries behind lines of an asterisk; judgments name articles by their place in the file."""
+    """Articles and queries after lines of an asterisk; judgments name articles by their place in the file."""
     articles = re.split(r"^\*TEXT .*\n", _read(folder / "TIME.ALL"), flags=re.M)[1:]
     queries = re.findall(r"^\*FIND +(\d+)\s*\n([^*]*)", _read(folder / "TIME.QUE"), flags=re.M)
     judged = [line.split() for line in _read(folder / "TIME.REL").splitlines()]

@@ -10,7 +10,7 @@ Each module checks arguments and launches; the kernels and their formulas are in
 * `gated`: y = f(a) · b, of gated feed-forward layers.
 * `layernorm`: `embed_layernorm` and `residual_layernorm`, a sum fused with its layer norm.
 * `modern_forward`: the complete encoder of the families since BERT's.
-* `place_heads`: head norms and rotary positions of half a head.
+* `qk_norm_rope`: head norms and rotary positions of half a head.
 * `pool_project_normalize`: pooling, projection, normalization and quantization, with gradients.
 * `quantize`: activations and weights in 8 bits.
 * `quantized_linear`: their products, with bias and activation.
@@ -33,8 +33,8 @@ __all__ = [
     "gated",
     "layernorm",
     "modern_forward",
-    "place_heads",
     "pool_project_normalize",
+    "qk_norm_rope",
     "quantize",
     "quantized_linear",
     "reference",

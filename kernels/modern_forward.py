@@ -1,10 +1,10 @@
 """The forward pass of the families since BERT's, on a packed batch on a GPU.
 
-NomicBERT, GTE and Jina v2 normalize behind each sum, as BERT does; ModernBERT, Qwen3 and T5 before each part, and
-Gemma 3 before and behind it. In the second form, with a stream r and what the products read, h:
+NomicBERT, GTE and Jina v2 normalize after each sum, as BERT does; ModernBERT, Qwen3 and T5 before each part, and
+Gemma 3 before and after it. In the second form, with a stream r and what the products read, h:
 
     r = the embeddings, h = norm(r)
-    per layer:  q, k, v = h W_qkvᵀ;  q, k = place_heads(q, k)          head norms, rotary positions
+    per layer:  q, k, v = h W_qkvᵀ;  q, k = qk_norm_rope(q, k)         head norms, rotary positions
                 c = varlen_attention(q, k, v)                          window, causal mask, shared keys, biases
                 r, h = add_norm(c W_oᵀ, r)
                 r, h = add_norm(gated_activation(h W_iᵀ) W_outᵀ, r)    T5 without gates: relu
@@ -30,11 +30,11 @@ from .forward import relative_bias
 from .gated import gated_activation
 from .layernorm import embed_layernorm, residual_layernorm
 from .packing import PackedBatch, Packer, loaded_tensors
-from .place_heads import Turns, place_heads
+from .qk_norm_rope import RotaryTable, qk_norm_rope
 from .quantize import Products
 from .varlen_attention import varlen_attention
 
-__all__ = ["ModernEncoder", "alibi_bias", "half_turns"]
+__all__ = ["ModernEncoder", "alibi_bias", "rotary_table"]
 
 _Norm = tuple[Tensor, Tensor | None]
 _Linear = tuple[Tensor, Tensor | None]
@@ -110,23 +110,25 @@ class ModernEncoder(Packer):
         if buckets is not None:
             table = relative_bias(buckets.float().cpu().numpy(), self._max_length)
             self._bias = torch.from_numpy(table).to(self.device)
-        self._turns, self._local_turns = self._rotary(config)
+        self._global_rotary, self._local_rotary = self._rotary(config)
         self._layers = self._read_layers(config)
         self._first_norm = self._norm("encoder.layer.0.attention.LayerNorm") if self._before else None
         del self._tensors
 
-    def _rotary(self, config: dict[str, Any]) -> tuple[Turns | None, Turns | None]:
+    def _rotary(self, config: dict[str, Any]) -> tuple[RotaryTable | None, RotaryTable | None]:
         """The positions of global and of local layers."""
         base = float(config.get("rotary_base", 0))
         if not base:
             return None, None
-        turns = half_turns(
+        rotary = rotary_table(
             self._max_length, self._size, base, float(config.get("rotary_divisor", 1)), self.device,
             waves=(float(config.get("rotary_short_wave", 0)), float(config.get("rotary_long_wave", 0))),
             trained=int(config.get("rotary_trained", 0)), stretch=float(config.get("rotary_stretch", 1)),
         )  # fmt: skip
         local = float(config.get("rotary_local_base", 0))
-        return turns, half_turns(self._max_length, self._size, local, 1.0, self.device) if local else turns
+        return rotary, rotary_table(
+            self._max_length, self._size, local, 1.0, self.device
+        ) if local else rotary
 
     def _norm(self, name: str) -> _Norm | None:
         weight = self._tensors.get(f"{name}.weight")
@@ -198,8 +200,10 @@ class ModernEncoder(Packer):
                 fed = linear(self._inner(layer, hidden), *layer.output)
                 hidden = self._add_norm(fed, stream, layer.next_norm, layer.output_norm)
             else:
-                hidden = self._behind(context, hidden, layer.attention_output, layer.attention_norm)
-                hidden = self._behind(self._inner(layer, hidden), hidden, layer.output, layer.output_norm)
+                hidden = self._post_normed(context, hidden, layer.attention_output, layer.attention_norm)
+                hidden = self._post_normed(
+                    self._inner(layer, hidden), hidden, layer.output, layer.output_norm
+                )
         return hidden
 
     def _embed(self, batch: PackedBatch) -> Tensor:
@@ -213,15 +217,15 @@ class ModernEncoder(Packer):
         )
 
     def _add_norm(
-        self, x: Tensor, stream: Tensor | None, norm: _Norm | None, behind: _Norm | None = None
+        self, x: Tensor, stream: Tensor | None, norm: _Norm | None, post_norm: _Norm | None = None
     ) -> Tensor:
         assert norm is not None
         return add_norm(
             x, stream, *norm, self._eps,
-            rms=self._kind != "layer", behind=behind[0] if self._around and behind is not None else None,
+            rms=self._kind != "layer", post_norm=post_norm[0] if self._around and post_norm is not None else None,
         )  # fmt: skip
 
-    def _behind(self, x: Tensor, hidden: Tensor, projection: _Linear, norm: _Norm | None) -> Tensor:
+    def _post_normed(self, x: Tensor, hidden: Tensor, projection: _Linear, norm: _Norm | None) -> Tensor:
         """The norm of ``hidden`` and the projection of ``x``."""
         assert norm is not None and norm[1] is not None
         weight, bias = projection
@@ -236,9 +240,9 @@ class ModernEncoder(Packer):
     def _attend(self, layer: _Layer, hidden: Tensor, batch: PackedBatch) -> Tensor:
         heads, shared, size = self._heads, self._key_heads, self._size
         projected = linear(hidden, *layer.query_key_value)
-        turns = self._local_turns if layer.local else self._turns
-        place_heads(
-            projected, heads, shared, size, batch.tile_map, turns=turns, norm=layer.head_norm, eps=self._eps
+        rotary = self._local_rotary if layer.local else self._global_rotary
+        qk_norm_rope(
+            projected, heads, shared, size, batch.tile_map, rotary=rotary, norm=layer.head_norm, eps=self._eps
         )
         split = projected.view(len(hidden), heads + 2 * shared, size)
         query, key, value = split[:, :heads], split[:, heads : heads + shared], split[:, heads + shared :]
@@ -264,7 +268,7 @@ def alibi_bias(heads: int, positions: int) -> npt.NDArray[np.float32]:
     return (-np.exp2(-power)[:, None] * distance).astype(np.float32)
 
 
-def half_turns(
+def rotary_table(
     positions: int,
     size: int,
     base: float,
@@ -274,7 +278,7 @@ def half_turns(
     waves: tuple[float, float] = (0, 0),
     trained: int = 0,
     stretch: float = 1.0,
-) -> Turns:
+) -> RotaryTable:
     """Rotary positions of heads of ``size`` values: θ_d = base^(−2d / size) / divisor.
 
     Speeds and angles are rounded to float32, as transformers and the core do. With ``waves``, in positions, speeds are
@@ -292,4 +296,4 @@ def half_turns(
     cos, sin, speeds = (
         torch.from_numpy(x.astype(np.float32)).to(device) for x in (np.cos(angle), np.sin(angle), speed)
     )
-    return Turns(cos, sin, speeds, trained=trained if positions > trained else 0, stretch=stretch)
+    return RotaryTable(cos, sin, speeds, trained=trained if positions > trained else 0, stretch=stretch)

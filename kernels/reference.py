@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, relu, silu
 
-__all__ = ["add_norm", "attention", "gated_activation", "place_heads", "rms_norm"]
+__all__ = ["add_norm", "attention", "gated_activation", "qk_norm_rope", "rms_norm"]
 
 _FUNCTIONS = {"silu": silu, "gelu": gelu, "gelu_new": lambda x: gelu(x, approximate="tanh"), "relu": relu}
 
@@ -38,16 +38,16 @@ def add_norm(
     eps: float,
     *,
     rms: bool = False,
-    behind: Tensor | None = None,
+    post_norm: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`add_norm.add_norm`: the sum and its norm."""
-    total = residual + (x if behind is None else rms_norm(x, behind, eps))
+    total = residual + (x if post_norm is None else rms_norm(x, post_norm, eps))
     if not rms:
         return total, layer_norm(total, total.shape[-1:], weight, bias, eps)
     return total, rms_norm(total, weight, eps) + (0 if bias is None else bias)
 
 
-def place_heads(
+def qk_norm_rope(
     x: Tensor,
     *,
     speed: Tensor | None = None,
@@ -56,7 +56,7 @@ def place_heads(
     trained: int = 0,
     stretch: float = 1.0,
 ) -> Tensor:
-    """`place_heads.place_heads` for queries or keys (tokens, heads, D) of one sequence; ``speed``: (D / 2,) θ."""
+    """`qk_norm_rope.qk_norm_rope` for queries or keys (tokens, heads, D) of one sequence; ``speed``: (D / 2,) θ."""
     if norm is not None:
         x = rms_norm(x, norm, eps)
     if speed is None:

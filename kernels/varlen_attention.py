@@ -60,7 +60,7 @@ def varlen_attention(
         rotary: cosines and sines, each (positions, head_size / 2) float32, contiguous; entry d of row p rotates
             the values 2 d and 2 d + 1 of query and key at position p of their sequence.
         rotary_value: rotate the values as well.
-        before, after: how many tokens before and behind itself a token sees (a causal mask is ``after=0``); by default
+        before, after: how many tokens before and after itself a token sees (a causal mask is ``after=0``); by default
             all of its sequence. The time grows with the window, not with the sequence.
         tile_map: `attention_tiles` on the device. The launch depends on its shape only, so that a CUDA graph can be
             replayed with other lengths. Results of tokens outside all tiles are uninitialized. By default it is

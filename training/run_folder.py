@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
 import platform
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 
 from .. import Encoder
+from ..files import file_sha256
 from .augment import WordNet
 from .card import write_card, write_curve
 from .data.readers import Table
@@ -124,11 +124,7 @@ def file_digest(path: Path) -> str | None:
     """What tells a file's content from another; None if there is none."""
     if not path.is_file():
         return None
-    content = hashlib.sha256()
-    with path.open("rb") as file:
-        while part := file.read(1 << 20):
-            content.update(part)
-    return f"{path.stat().st_size} bytes, {content.hexdigest()}"
+    return f"{path.stat().st_size} bytes, {file_sha256(path)}"
 
 
 def facts(recipe: Recipe, tables: Mapping[str, Table], checks: dict[str, Any], device: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Files that appear complete or not at all."""
+"""Files that appear complete or not at all, also where several runs share a folder."""
 
 from __future__ import annotations
 
@@ -10,21 +10,14 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from ..files import write_atomically
+
 __all__ = ["write_array", "write_text", "write_whole"]
 
 
 def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file beside ``path`` and rename it: after a power cut, ``path`` is still either complete or absent."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with part.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    """`write_atomically` of a file that other processes may be writing as well."""
+    write_atomically(path, write, path.with_name(f".{path.name}.{os.getpid()}"))
 
 
 def write_array(path: Path, array: npt.NDArray[Any]) -> None:

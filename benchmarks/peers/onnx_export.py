@@ -124,7 +124,7 @@ def quantize(source: Path, target: Path, *, reduce_range: bool) -> None:
             per_channel=True,
             reduce_range=reduce_range,
             weight_type=QuantType.QInt8,
-            # The quantizer cannot infer types behind fused operators.
+            # The quantizer cannot infer types after fused operators.
             extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT},
         )
 

@@ -19,7 +19,7 @@ enum class Precision { kFp32, kBf16, kInt8 };
 /// does and the product of the halves goes on.
 enum class Gate { kNone, kFirstActivated, kSecondActivated };
 
-/// Where a layer normalizes: behind each sum (BERT), before each of its two parts, or before and behind them.
+/// Where a layer normalizes: after each sum (BERT), before each of its two parts, or before and after them.
 enum class NormPlace { kPost, kPre, kAround };
 
 /// What it divides by: the spread around the mean, or the root of the mean square, the weight as it is or

@@ -136,7 +136,7 @@ void Encoder::prepare(const PackedBatch& batch, Workspace& w, int workers) const
   const size_t tokens = batch.tokens();
   const size_t hidden = config_.hidden_size;
   w.separate_ = config_.normalizes_before();
-  prepare_turns(batch, w);
+  prepare_rotary(batch, w);
   w.hidden_.shape(kernels_, config_.precision, tokens, hidden,
                   weights_.projection ? weights_.projection->columns() : hidden);
   if (weights_.projection) w.embedded_.shape(tokens, config_.embedding_size);
@@ -156,9 +156,9 @@ void Encoder::prepare(const PackedBatch& batch, Workspace& w, int workers) const
   for (int m = 0; m < workers; ++m) w.scratch_[static_cast<size_t>(m)].reserve(scratch);
 }
 
-void Encoder::prepare_turns(const PackedBatch& batch, Workspace& w) const {
+void Encoder::prepare_rotary(const PackedBatch& batch, Workspace& w) const {
   if (config_.rotary_base == 0) return;
-  w.turns_of_.assign(batch.sequences(), kNever);
+  w.rotary_of_.assign(batch.sequences(), kNever);
   const size_t width = config_.head_width();
   std::vector<RotaryTable> tables;
   std::vector<size_t> lengths;
@@ -171,7 +171,7 @@ void Encoder::prepare_turns(const PackedBatch& batch, Workspace& w) const {
     // Those that are not stretched share the table of the longest.
     const size_t key = stretched ? length : longest + 1;
     size_t place = static_cast<size_t>(std::find(lengths.begin(), lengths.end(), key) - lengths.begin());
-    w.turns_of_[s] = place;
+    w.rotary_of_[s] = place;
     if (place < lengths.size()) continue;
     lengths.push_back(key);
     float base = config_.rotary_base;
@@ -188,13 +188,13 @@ void Encoder::prepare_turns(const PackedBatch& batch, Workspace& w) const {
                                            config_.rotary_long_wave});
     tables.push_back(local > 0 ? RotaryTable(positions, width, RotaryTable::Speed{local}) : RotaryTable());
   }
-  w.turns_ = std::move(tables);
+  w.rotary_ = std::move(tables);
 }
 
-const float* Encoder::turns(const Workspace& w, size_t sequence, bool local) const {
+const float* Encoder::rotary_table(const Workspace& w, size_t sequence, bool local) const {
   local = local && config_.rotary_local_base > 0;
-  if (config_.rotary_base > 0 && w.turns_of_[sequence] != kNever)
-    return w.turns_[2 * w.turns_of_[sequence] + (local ? 1 : 0)].data();
+  if (config_.rotary_base > 0 && w.rotary_of_[sequence] != kNever)
+    return w.rotary_[2 * w.rotary_of_[sequence] + (local ? 1 : 0)].data();
   return local ? weights_.local_rotary.data() : weights_.rotary.data();
 }
 
@@ -263,12 +263,12 @@ void Encoder::normalize_into(const LayerNorm& norm, Rows& x, const Rows* y, Acti
   kernels_.norm(task);
 }
 
-void Encoder::end_part(const LayerNorm& behind, const LayerNorm& before, Workspace& w, Share rows) const {
-  if (!w.separate_) return normalize_into(behind, w.hidden_.floats(), &w.projected_, w.hidden_, rows);
+void Encoder::end_part(const LayerNorm& post, const LayerNorm& pre, Workspace& w, Share rows) const {
+  if (!w.separate_) return normalize_into(post, w.hidden_.floats(), &w.projected_, w.hidden_, rows);
   if (config_.norm_place == NormPlace::kAround)
     kernels_.norm(
-        norm_task(behind, w.projected_.row(rows.begin), w.projected_.ld, rows.size(), config_.hidden_size));
-  normalize_into(before, w.hidden_.floats(), &w.projected_, w.normed_, rows);
+        norm_task(post, w.projected_.row(rows.begin), w.projected_.ld, rows.size(), config_.hidden_size));
+  normalize_into(pre, w.hidden_.floats(), &w.projected_, w.normed_, rows);
 }
 
 void Encoder::embed(const PackedBatch& batch, Workspace& w, const Worker& worker) const {
@@ -300,19 +300,19 @@ void Encoder::embed(const PackedBatch& batch, Workspace& w, const Worker& worker
   quantize(w.hidden_, own, worker);
 }
 
-void Encoder::place(const PackedBatch& batch, Workspace& w, size_t index, size_t sequence,
-                    Share heads) const {
+void Encoder::norm_and_rotate(const PackedBatch& batch, Workspace& w, size_t index, size_t sequence,
+                              Share heads) const {
   const size_t width = config_.head_width();
   const size_t queries = config_.num_attention_heads, keys = queries + config_.key_value_heads();
-  const bool turned = !weights_.rotary.empty();
-  const float* table = turned ? turns(w, sequence, config_.is_local(index)) : nullptr;
+  const bool rotates = !weights_.rotary.empty();
+  const float* table = rotates ? rotary_table(w, sequence, config_.is_local(index)) : nullptr;
   for (size_t head = heads.begin; head < heads.end; ++head) {
     float* x = w.query_key_value_.row(batch.cu_seqlens[sequence]) + head * width;
     if (config_.query_key_norm && head < keys) {
       const LayerNorm& norm = head < queries ? layer(index).query_norm : layer(index).key_norm;
       kernels_.norm(norm_task(norm, x, w.query_key_value_.ld, batch.length(sequence), width));
     }
-    if (turned && (head < keys || config_.rotary_value))
+    if (rotates && (head < keys || config_.rotary_value))
       kernels_.rotate(x, w.query_key_value_.ld, batch.length(sequence), width, table);
   }
 }
@@ -346,7 +346,7 @@ void Encoder::attend(const PackedBatch& batch, Workspace& w, size_t index, const
     const size_t all = heads + 2 * shared;
     const Share own = worker.share(batch.sequences() * all);
     for (size_t item = own.begin; item < own.end; ++item)
-      place(batch, w, index, item / all, {item % all, item % all + 1});
+      norm_and_rotate(batch, w, index, item / all, {item % all, item % all + 1});
     end_stage(Stage::kAttention, worker);
   }
   const auto [begin, end] = worker.share(batch.sequences() * heads);
@@ -364,7 +364,8 @@ void Encoder::attend(const PackedBatch& batch, Workspace& w, size_t index, const
     const float* projected = w.query_key_value_.row(row);
     // These columns of these rows are this item's alone.
     if (places && !before)
-      for (const size_t own : {head, key, key + shared}) place(batch, w, index, sequence, {own, own + 1});
+      for (const size_t own : {head, key, key + shared})
+        norm_and_rotate(batch, w, index, sequence, {own, own + 1});
     tasks[count++] = {
         .q = projected + column,
         .k = projected + key * head_size,

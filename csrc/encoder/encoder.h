@@ -73,10 +73,10 @@ class Workspace {
 
   Rows embedded_, query_key_value_, projected_;
   Activations hidden_, context_, inner_;
-  Activations normed_;              ///< what the products read where it is not `hidden_`
-  bool separate_ = false;           ///< whether the model has `normed_`
-  std::vector<RotaryTable> turns_;  ///< for each sequence that the model's tables are too short for
-  std::vector<size_t> turns_of_;    ///< (sequences) its place in turns_, two tables each; or none
+  Activations normed_;               ///< what the products read where it is not `hidden_`
+  bool separate_ = false;            ///< whether the model has `normed_`
+  std::vector<RotaryTable> rotary_;  ///< for each sequence that the model's tables are too short for
+  std::vector<size_t> rotary_of_;    ///< (sequences) its place in rotary_, two tables each; or none
   Rows pooled_, head_;
   StaticTable::Buffers static_;
   std::vector<AlignedBuffer<float>> scratch_;  // one per worker
@@ -132,8 +132,8 @@ class Encoder {
   /// x = norm(x), in floats, for `Kernels::norm`.
   NormTask norm_task(const LayerNorm& norm, float* x, size_t ld, size_t rows, size_t columns) const;
   /// The sum of the hidden states and a part's result in `rows`, and what the next part reads: normalized
-  /// behind the sum with `behind`, or the result with `behind` and the sum with `before`.
-  void end_part(const LayerNorm& behind, const LayerNorm& before, Workspace& workspace, Share rows) const;
+  /// after the sum with `post`, or the result with `post` and the sum with `pre`.
+  void end_part(const LayerNorm& post, const LayerNorm& pre, Workspace& workspace, Share rows) const;
   /// x += y (unless null), out = norm(x), quantized where the model does; out may hold x.
   void normalize_into(const LayerNorm& norm, Rows& x, const Rows* y, Activations& out, Share rows) const;
   Activations& inputs(Workspace& workspace) const {
@@ -142,11 +142,11 @@ class Encoder {
   const Layer& layer(size_t index) const {
     return weights_.layers[index * weights_.layers.size() / config_.num_hidden_layers];
   }
-  void prepare_turns(const PackedBatch& batch, Workspace& workspace) const;
-  const float* turns(const Workspace& workspace, size_t sequence, bool local) const;
+  void prepare_rotary(const PackedBatch& batch, Workspace& workspace) const;
+  const float* rotary_table(const Workspace& workspace, size_t sequence, bool local) const;
   /// Norm and rotation of heads `first` up to `end` of one sequence, counted over queries, keys and values.
-  void place(const PackedBatch& batch, Workspace& workspace, size_t index, size_t sequence,
-             Share heads) const;
+  void norm_and_rotate(const PackedBatch& batch, Workspace& workspace, size_t index, size_t sequence,
+                       Share heads) const;
   /// Quantizes `rows` of x where the model does.
   void quantize(Activations& x, Share rows, const Worker& worker) const;
   void add_embeddings(const PackedBatch& batch, Rows& out, Share tokens) const;

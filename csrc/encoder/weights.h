@@ -45,6 +45,7 @@ class Linear {
 /// A table of embedding rows: float32, bfloat16, or int8 with a scale per row; not copied.
 class EmbeddingTable {
  public:
+  EmbeddingTable() = default;  ///< of no rows
   EmbeddingTable(Tensor rows, Tensor scale) : rows_(std::move(rows)), scale_(std::move(scale)) {}
 
   size_t size() const { return rows_.shape[0]; }
@@ -132,6 +133,7 @@ class RotaryTable {
  public:
   /// No rotation.
   RotaryTable() = default;
+  /// RoFormer's, with angles in double precision.
   RotaryTable(size_t positions, size_t head_size);
 
   /// Of what `EncoderConfig` describes: rounded to float in every step, as the models were trained with it.
@@ -150,6 +152,10 @@ class RotaryTable {
   size_t memory_bytes() const { return table_.size() * sizeof(float); }
 
  private:
+  /// `angle_of(position, feature)` in radians, for the first feature of each pair.
+  template <typename Angle>
+  void fill(size_t head_size, const Angle& angle_of);
+
   size_t positions_ = 0;
   AlignedBuffer<float> table_;
 };

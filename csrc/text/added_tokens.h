@@ -31,8 +31,8 @@ class AddedTokenMatcher {
   bool empty() const { return tokens_.empty(); }
 
   /// Looks for the first token that starts in [from, until) of `text`. `taken`: the end of the match before,
-  /// which lstrip does not reach behind. Returns false if there is none; `*stopped` is then where the search
-  /// ended, which is behind `until` when a token that was refused (single_word) reaches over it.
+  /// which lstrip does not reach past. Returns false if there is none; `*stopped` is then where the search
+  /// ended, which is past `until` when a token that was refused (single_word) reaches over it.
   bool find(std::string_view text, size_t from, size_t until, size_t taken, Match* match,
             size_t* stopped) const;
 

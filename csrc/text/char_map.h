@@ -87,7 +87,7 @@ class CharMap {
   std::vector<Entry> entries_;  // (kCompiled)
 };
 
-/// The code point at `p`, which moves behind it; throws InvalidArgument where the text is not UTF-8.
+/// The code point at `p`, which moves past it; throws InvalidArgument where the text is not UTF-8.
 char32_t decode_or_throw(const uint8_t*& p, const uint8_t* end);
 
 }  // namespace embedkit

@@ -177,7 +177,7 @@ bool Charsmap::apply(std::string_view text, std::string& out, size_t most) const
     copied = to;
   };
   Clusters clusters;
-  const uint8_t* known = begin;  // behind what `clusters` has seen: the code point at p, or less
+  const uint8_t* known = begin;  // past what `clusters` has seen: the code point at p, or less
   for (const uint8_t* p = begin; p < end;) {
     // ASCII between ASCII is a cluster by itself.
     while (p + 1 < end && plain(p) && p[1] < 0x80) ++p;

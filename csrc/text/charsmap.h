@@ -11,7 +11,7 @@ namespace embedkit {
 
 /// A Darts double array from byte strings to strings (github.com/google/sentencepiece, normalizer.cc): in
 /// tokenizer.json as base64, decoded here as its bytes: the size of the array, its units, the strings, each
-/// with a NUL behind it.
+/// with a NUL after it.
 class Charsmap {
  public:
   /// Throws InvalidArgument where the map is damaged.

@@ -67,7 +67,7 @@ class Clusters:
     """Which code points join which into one grapheme cluster, by what shows in which charsmaps match.
 
     A cluster below six bytes is replaced as a whole; in a longer one each character is looked up by itself. So a
-    last character of two or three bytes and a mark behind it show whether they are a cluster of their own.
+    last character of two or three bytes and a mark after it show whether they are a cluster of their own.
     """
 
     MARK = "\u0308"
@@ -102,8 +102,8 @@ class Clusters:
 
     def hangul(self, c: str) -> int:
         """GB6 to GB8."""
-        behind = [self.joined(c, jamo) for jamo in "\u1100\u1161\u11a8"]
-        if not any(behind):
+        after = [self.joined(c, jamo) for jamo in "\u1100\u1161\u11a8"]
+        if not any(after):
             return OTHER
         before = [self.joined(jamo, c) for jamo in "\u1100\u1161\u11a8"]
         return {
@@ -112,7 +112,7 @@ class Clusters:
             ((0, 0, 1), (0, 1, 1)): T,
             ((0, 1, 1), (1, 0, 0)): LV,
             ((0, 0, 1), (1, 0, 0)): LVT,
-        }[tuple(map(int, behind)), tuple(map(int, before))]
+        }[tuple(map(int, after)), tuple(map(int, before))]
 
     def of(self, c: str) -> int:
         """The grapheme cluster break."""

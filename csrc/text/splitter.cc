@@ -20,7 +20,7 @@ constexpr std::array<Class, 128> ascii_classes() {
 
 constexpr std::array<Class, 128> kAscii = ascii_classes();
 
-// The class of the code point at `p`, which moves behind it.
+// The class of the code point at `p`, which moves past it.
 template <bool kMarks>
 Class next_class(const uint8_t*& p, const uint8_t* end) {
   if (*p < 0x80) return kAscii[*p++];
@@ -54,7 +54,7 @@ const uint8_t* spaces(const uint8_t* p, const uint8_t* end) {
   return p == end || last == begin ? p : last;
 }
 
-// 's|'t|'re|'ve|'m|'ll|'d behind the apostrophe at `p`; null if none.
+// 's|'t|'re|'ve|'m|'ll|'d after the apostrophe at `p`; null if none.
 const uint8_t* contraction(const uint8_t* p, const uint8_t* end, bool any_case) {
   const auto at = [&](ptrdiff_t i) -> uint8_t {
     if (end - p <= i) return 0;

@@ -17,7 +17,7 @@ namespace {
 constexpr size_t kWindow = size_t{1} << 16;  // of text that may be worked on in parts
 constexpr size_t kMostSteps = 64;            // of a pre-tokenizer; published ones have up to four
 
-// Before a space between ASCII letters or digits, behind the size of a window; else the end of the text.
+// Before a space between ASCII letters or digits, at least a window from the start; else the end of the text.
 size_t window_end(std::string_view text, size_t begin) {
   for (size_t at = begin + kWindow; at < text.size(); ++at) {
     at = text.find(' ', at);

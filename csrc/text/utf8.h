@@ -11,7 +11,7 @@ namespace embedkit::utf8 {
 inline constexpr char32_t kInvalid = 0xFFFFFFFF;
 inline constexpr size_t kMaxBytes = 4;
 
-/// Decodes the code point at `p` (p < end) and moves `p` behind it. For anything that is not well-formed
+/// Decodes the code point at `p` (p < end) and moves `p` past it. For anything that is not well-formed
 /// UTF-8 (overlong forms, surrogates and cut sequences too) returns kInvalid and leaves `p`.
 inline char32_t decode(const uint8_t*& p, const uint8_t* end) {
   const uint32_t lead = p[0];

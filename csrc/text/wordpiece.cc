@@ -331,7 +331,7 @@ class Encoding {
         return true;
       }
       if (x.kind == CharKind::kWord) {
-        // What is behind the limit cannot matter: the word is unknown, however its marks are sorted.
+        // What comes after the limit cannot matter: the word is unknown, however its marks are sorted.
         if (b_.chars++ >= t_.max_chars) continue;
         if (x.rank != 0) {
           b_.marks.add(x);

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ..files import file_sha256
 from ..model_folder.folder import ModelFolder, read_ranges
 from ..model_folder.json_file import present, read_json
 
@@ -153,11 +154,7 @@ def file_hash(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
     if not present(path):
         raise FileNotFoundError(f"{path} is missing: the model folder is incomplete; fetch it again")
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
+    return file_sha256(path)
 
 
 def graph_hash(path: Path) -> str:

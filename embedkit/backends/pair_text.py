@@ -89,13 +89,13 @@ class Joined:
         template = self._template
         return {
             "prefix_ids": list(template.before),
-            "suffix_ids": list(template.behind),
+            "suffix_ids": list(template.after),
             "pair": _core.PairTemplate(
                 between_ids=list(template.between),
                 typed=self._typed,
                 prefix_types=list(template.before_types),
                 between_types=list(template.between_types),
-                suffix_types=list(template.behind_types),
+                suffix_types=list(template.after_types),
                 first_type=template.text_types[0],
                 second_type=template.text_types[1],
             ),
@@ -126,7 +126,7 @@ class _Rows(ABC):
     """Sequences cut here, for decoders and chat templates.
 
     A decoder's classifier reads the last token that is no padding, wherever the padding comes from
-    (``…ForSequenceClassification`` of transformers). With a causal mask, the tokens behind it change nothing.
+    (``…ForSequenceClassification`` of transformers). With a causal mask, the tokens after it change nothing.
 
     Attributes:
         end: the last of the tokens added to the two texts.
@@ -189,7 +189,7 @@ class JoinedIds(_Rows):
         self._template = template = read_pair_template(opened.model.transformer, tokenizer)
         self._prompt = opened.prompt
         self.special_tokens = template.special_tokens
-        self.end = list(template.behind)
+        self.end = list(template.after)
 
     def rows(self, first: list[str], second: list[str], most: int) -> tuple[list[list[int]], int]:
         """As `_Rows.rows`."""
@@ -199,14 +199,14 @@ class JoinedIds(_Rows):
             kept = fit_pair(len(a), len(b), most - self.special_tokens)
             truncated += kept != (len(a), len(b))
             head, tail = self._cut(a, kept[0]), self._cut(b, kept[1])
-            rows.append([*template.before, *head, *template.between, *tail, *template.behind])
+            rows.append([*template.before, *head, *template.between, *tail, *template.after])
         return rows, truncated
 
 
 class Rendered(_Rows):
     """A chat template.
 
-    Its end, which all pairs share, survives truncation, as in sentence-transformers: a decoder answers behind it.
+    Its end, which all pairs share, survives truncation, as in sentence-transformers: a decoder answers after it.
     """
 
     remedy = (

@@ -25,7 +25,7 @@ _CLOSED = frozenset(
 )
 _VOID = frozenset(("br", "hr"))
 _MOST_UNENDED = 20
-"""Tags and comments of a page that do not end: behind each, all of the page is read again."""
+"""Tags and comments of a page that do not end: after each, all of the page is read again."""
 
 
 def read_page(content: str) -> tuple[str, dict[str, Any]]:

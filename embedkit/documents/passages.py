@@ -23,7 +23,7 @@ FIELD = "passage"
 """The field of a passage's metadata that holds its place."""
 
 _HEADING = re.compile(r"(#{1,6})[ \t]+(\S.*)$")
-# a sentence's end, with the quotes and brackets behind it; or the end of a line
+# a sentence's end, with the quotes and brackets after it; or the end of a line
 _END = re.compile(
     r"(?<![.!?\u2026])[.!?\u2026]+[\"'\u201d\u2019)\]]*(?=\s)|[\u3002\uff01\uff1f]+[\u201d\u2019\u300d\u300f\uff09]*|\n"
 )
@@ -94,8 +94,8 @@ class _Unit:
     gap: int = 0  # tokens of the white space before it
 
     @property
-    def behind(self) -> int:
-        """Tokens that it adds to what is before it."""
+    def with_gap(self) -> int:
+        """Tokens that it adds to what is before it, white space included."""
         return self.gap + self.tokens
 
 
@@ -175,10 +175,10 @@ class PassageCutter:
         first = 0
         while first < len(units):
             last, total = first, 0
-            while last < len(units) and (last == first or total + units[last].behind <= most):
+            while last < len(units) and (last == first or total + units[last].with_gap <= most):
                 if units[last].level and total >= most // 4:
                     break
-                total += units[last].tokens if last == first else units[last].behind
+                total += units[last].tokens if last == first else units[last].with_gap
                 last += 1
             if last < len(units):  # a heading belongs to what follows it
                 keep = last
@@ -188,14 +188,14 @@ class PassageCutter:
             spans.append((units[first].begin, units[last - 1].end, headings[last - 1]))
             following, repeated = last, 0
             if last < len(units) and not units[last].level:
-                while following - 1 > first and repeated + units[following - 1].behind <= overlap:
+                while following - 1 > first and repeated + units[following - 1].with_gap <= overlap:
                     following -= 1
-                    repeated += units[following].behind
+                    repeated += units[following].with_gap
                     if units[following].level:
                         break
                 # what is repeated must leave room for the next unit, or nothing new would follow
-                while following < last and repeated + units[last].behind > most:
-                    repeated -= units[following].behind
+                while following < last and repeated + units[last].with_gap > most:
+                    repeated -= units[following].with_gap
                     following += 1
             first = following
         return spans

@@ -424,7 +424,7 @@ def tsv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
 def csv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
     """Rows of a CSV file, each with the number of its first line.
 
-    Of a row whose quote never closes, or only where another opens, the first line is rejected; those behind it are
+    Of a row whose quote never closes, or only where another opens, the first line is rejected; those after it are
     read as rows of their own.
 
     (The standard library's reader limits the size of fields by a setting of the whole process, and does not
@@ -435,7 +435,7 @@ def csv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
     first = size = 0
     usable = True
     lines = _table_lines(source)
-    behind: list[str | None] = []  # the row's lines but the first
+    rest: list[str | None] = []  # the row's lines but the first
     # Lines to read again. All quotes that an open one ran over are doubled, and no field that opens with such leaves
     # its line: only the last of these lines can begin such a row again.
     again: Iterator[tuple[int, str | None]] = iter(())
@@ -445,13 +445,13 @@ def csv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
             if quoted is None:
                 return
             source.reject(first, "a quoted field that opens in this row never closes")
-            quoted, again = None, enumerate(behind, first + 1)
+            quoted, again = None, enumerate(rest, first + 1)
             continue
         number, line = taken
         if quoted is None:
-            row, first, size, usable, behind = [], number, 0, True, []
+            row, first, size, usable, rest = [], number, 0, True, []
         else:
-            behind.append(line)
+            rest.append(line)
             size += 1  # the line break
         if line is None:
             usable = False
@@ -459,7 +459,7 @@ def csv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
         size += len(line)
         if size > MAX_RECORD_BYTES:
             source.reject(first, f"a quoted field does not close within {MAX_RECORD_BYTES >> 20} MiB")
-            quoted, again = None, enumerate(behind, first + 1)
+            quoted, again = None, enumerate(rest, first + 1)
             continue
         at = 0
         while at <= len(line):
@@ -489,7 +489,7 @@ def csv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
                         "a quoted field that opens in this row does not close before another opens "
                         f"(column {end + 1} of line {number})",
                     )
-                    again = enumerate(behind, first + 1)
+                    again = enumerate(rest, first + 1)
                 else:
                     source.reject(first, f"text follows a closing quote (column {end + 2} of line {number})")
                 break

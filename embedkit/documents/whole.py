@@ -175,7 +175,7 @@ def within(spans: Sequence[tuple[int, int]], at: int) -> bool:
 
 
 def heading_text(line: str) -> str:
-    """A heading of Markdown behind its marks: without blanks and the marks that may close it."""
+    """A heading of Markdown after its marks: without blanks and the marks that may close it."""
     return line.rstrip(" \t\r").rstrip("#").rstrip(" \t") or line.strip()
 
 

@@ -8,7 +8,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .storage.durable import write_atomically
+from ..files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

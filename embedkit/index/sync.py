@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Set
-from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,14 +22,16 @@ from ..documents.folders import Patterns, walk
 from ..documents.passages import document_of
 from ..documents.readers import Corpus, Names
 from ..documents.sources import Format
+from ..files import file_sha256
 from .build.change import set_root
 from .build.memory import DEFAULT_MAX_MEMORY
-from .build.settings import Report
-from .errors import BuildError, ResumeError
+from .build.settings import Report, Written
+from .errors import ResumeError
 from .index import Index
 from .storage.journal import read_journal
 from .storage.layout import JOURNAL_FILE, SYNC_FILE
-from .storage.manifest import hash_file
+from .storage.manifest import Manifest
+from .sync_memory import SyncedFile, SyncMemory, ids_of, remembering
 
 __all__ = ["FolderSettings", "Synced", "sync"]
 
@@ -39,6 +39,8 @@ _GRAIN = 2_000_000_000
 """Nanoseconds: the coarsest clock of a common file system (FAT)."""
 
 _NO_TIME = -1
+
+_Stamp = tuple[int, int]  # size in bytes and time of change in nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,129 +82,6 @@ class Synced:
     left_out: list[str]
 
 
-@dataclass(slots=True)
-class _File:
-    size: int
-    mtime: int
-    sha256: str
-    ids: list[str] | None  # None: one document of the file's name
-
-
-class _Memory:
-    """``sync.sqlite``. A name of a file is stored as its bytes, each as the character of that number."""
-
-    def __init__(self, path: Path, built: int | None) -> None:
-        """Open ``path``; what it holds of an index before the generation ``built`` is forgotten."""
-        self._db = sqlite3.connect(path, isolation_level=None)
-        try:
-            self._db.execute("PRAGMA synchronous=FULL")
-            self._db.execute(
-                "CREATE TABLE IF NOT EXISTS files "
-                "(name TEXT PRIMARY KEY, size INTEGER, mtime INTEGER, sha256 TEXT, ids TEXT)"
-            )
-            self._db.execute("CREATE TABLE IF NOT EXISTS pending (ids TEXT)")
-            self._db.execute("CREATE TABLE IF NOT EXISTS state (generation INTEGER, settings TEXT)")
-            self.state = self._db.execute("SELECT generation, settings FROM state").fetchone()
-            if self.state is not None and built is not None and self.state[0] < built:
-                self._forget()
-        except BaseException:
-            self._db.close()
-            raise
-
-    def _forget(self) -> None:
-        self._db.execute("BEGIN")
-        for table in ("files", "pending", "state"):
-            self._db.execute(f"DELETE FROM {table}")
-        self._db.execute("COMMIT")
-        self.state = None
-
-    def stamps(self) -> dict[str, tuple[int, int]]:
-        """Size and time of all files."""
-        found = self._db.execute("SELECT name, size, mtime FROM files").fetchall()
-        return {_name(key): (size, mtime) for key, size, mtime in found}
-
-    def files(self, names: Iterable[str]) -> dict[str, _File]:
-        """What is known of ``names``."""
-        found = self._db.execute(
-            "SELECT * FROM files WHERE name IN (SELECT value FROM json_each(?))",
-            (json.dumps([_key(name) for name in names]),),
-        )
-        return {
-            _name(key): _File(size, mtime, sha256, None if ids is None else json.loads(ids))
-            for key, size, mtime, sha256, ids in found
-        }
-
-    def others(self, names: Set[str]) -> Iterator[tuple[str, list[str]]]:
-        """The files that are not among ``names``, each with the ids of its documents."""
-        for key, ids in self._db.execute("SELECT name, ids FROM files"):
-            if (name := _name(key)) not in names:
-                yield name, [name] if ids is None else json.loads(ids)
-
-    @property
-    def begun(self) -> bool:
-        """Whether a sync has begun to encode and has not finished."""
-        return self._db.execute("SELECT 1 FROM pending").fetchone() is not None
-
-    def pending(self) -> set[str]:
-        """The ids that such a sync was about to write."""
-        return {key for (ids,) in self._db.execute("SELECT ids FROM pending") for key in json.loads(ids)}
-
-    def announce(self, ids: list[str]) -> None:
-        """Record that a sync begins, or is about to write ``ids``."""
-        self._db.execute("INSERT INTO pending VALUES (?)", (json.dumps(ids),))
-
-    def finish(self, changed: dict[str, _File], gone: Iterable[str], generation: int, settings: str) -> None:
-        self._db.execute("BEGIN")
-        self._db.executemany("DELETE FROM files WHERE name = ?", ((_key(name),) for name in gone))
-        self._db.executemany(
-            "INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)",
-            (
-                (
-                    _key(name),
-                    file.size,
-                    file.mtime,
-                    file.sha256,
-                    None if file.ids is None else json.dumps(file.ids),
-                )
-                for name, file in changed.items()
-            ),
-        )
-        self._db.execute("DELETE FROM pending")
-        self._db.execute("DELETE FROM state")
-        self._db.execute("INSERT INTO state VALUES (?, ?)", (generation, settings))
-        self._db.execute("COMMIT")
-
-    def close(self) -> None:
-        self._db.close()
-
-
-@contextmanager
-def _remembering(path: Path, built: int | None) -> Iterator[_Memory]:
-    """The memory at ``path``; errors of it name it."""
-    try:
-        with closing(_Memory(path, built)) as memory:
-            yield memory
-    except sqlite3.OperationalError as error:
-        raise BuildError(
-            f"{path}: the sync cannot note what it does: {error}; what it has indexed stays, and the same command goes "
-            "on from there"
-        ) from error
-    except sqlite3.DatabaseError as error:
-        raise InputError(
-            os.fspath(path),
-            f"is damaged ({error}); remove it: the next sync then reads all files, and takes all documents of "
-            "the index for the folder's",
-        ) from None
-
-
-def _key(name: str) -> str:
-    return os.fsencode(name).decode("latin-1")
-
-
-def _name(key: str) -> str:
-    return os.fsdecode(key.encode("latin-1"))
-
-
 def sync(
     index: Index,
     folder: str | os.PathLike[str],
@@ -233,58 +112,21 @@ def sync(
     settings = settings or FolderSettings()
     root = os.path.realpath(folder)
     index.refresh()  # another process may have changed it since it was opened
-    manifest = index.generation.manifest
     if not os.path.exists(root):
         raise InputError(os.fspath(folder), "no such folder")
     left_out: list[str] = []
     young = time.time_ns() - _GRAIN
-    found: dict[str, tuple[int, int]] = {}
-    begin = len(root) + 1
-    for entry in walk(root, settings.patterns, left_out):
-        status = entry.stat()
-        found[entry.path[begin:]] = (status.st_size, status.st_mtime_ns)
-    if moved and not found:
-        raise InputError(os.fspath(folder), "holds no files that are read; is it where the folder was moved?")
-    if moved and manifest.root not in (None, root):  # ids are relative to it
-        set_root(index.path, root)
-        index.refresh()
-        manifest = index.generation.manifest
-    if manifest.root != root:
-        hint = (
-            "" if manifest.root is None else "if that was moved here, pass --moved (moved=True); otherwise "
-        )
-        raise InputError(
-            os.fspath(folder),
-            f"{index.path} was not built of this folder but of {manifest.root or 'documents without one'}; {hint}"
-            f"build an index of this one: embedkit-index build {os.fspath(folder)} -o INDEX",
-        )
-    whole = settings.whole_text if settings.whole_text is not None else manifest.passages is not None
-    encoder = manifest.encoder
-    of_vectors = (encoder.fingerprint, encoder.document_prompt, manifest.passages)
-    fields = (settings.text_field, settings.id_field, settings.vector_field, settings.format)
-    told = json.dumps([*of_vectors, whole, *fields])
-    with _remembering(index.path / SYNC_FILE, manifest.built) as memory:
-        stamps = memory.stamps()
+    found = _walk(root, settings.patterns, left_out)
+    _check_root(index, folder, root, empty=not found, moved=moved)
+    manifest = index.generation.manifest
+    if settings.whole_text is None:
+        settings = replace(settings, whole_text=manifest.passages is not None)
+    told = _told(manifest, settings)
+    with remembering(index.path / SYNC_FILE, manifest.built) as memory:
         valid = memory.state == (manifest.generation, told)
-        suspects = {
-            name: stamp for name, stamp in found.items() if checksum or not valid or stamps.get(name) != stamp
-        }
-        gone_files = stamps.keys() - found.keys()
-        known = memory.files((suspects.keys() & stamps.keys()) | gone_files)
-        changed: dict[str, _File] = {}
-        touched: dict[str, _File] = {}
-        for name, (size, mtime) in suspects.items():
-            before = known.get(name)
-            # a file may change again within the grain of its file system's clock, as git has it ("racy")
-            stamp = (size, mtime if mtime < young else _NO_TIME)
-            digest = _hash(os.path.join(root, name))
-            if valid and before is not None and before.sha256 == digest:
-                touched[name] = _File(*stamp, digest, before.ids)
-            else:
-                changed[name] = _File(*stamp, digest, [])
-        before_now = _ids(known, (known.keys() & changed.keys()) | gone_files)
-        first = memory.state is None and not stamps
-        owned = _all_ids(index) if first else memory.pending() | before_now
+        changes = _compare(root, found, memory, valid=valid, checksum=checksum, young=young)
+        first = memory.state is None and not memory.stamps()
+        owned = _all_ids(index) if first else memory.pending() | changes.ids
         if not found and not _all_ids(index).isdisjoint(owned):
             raise InputError(
                 os.fspath(folder),
@@ -292,59 +134,145 @@ def sync(
                 "delete every document of the index, also those from elsewhere: embedkit-index delete "
                 f"{index.path} --where true",
             )
-        if valid and before_now:  # a file with one of these ids is read again: its text may count now
-            shared = [
-                name
-                for name, ids in memory.others(changed.keys() | gone_files)
-                if not before_now.isdisjoint(ids)
-            ]
-            for name, file in memory.files(shared).items():
-                changed[name] = _File(file.size, file.mtime, file.sha256, [])
-                touched.pop(name, None)
-            changed = {name: changed[name] for name in found if name in changed}
-        reader = _Reader(root, changed, found.keys(), replace(settings, whole_text=whole), memory)
+        changed = changes.changed
+        reader = _Reader(root, changed, found.keys(), settings, memory)
         written = replaced = 0
         if changed:
-            begun = memory.begun
-            memory.announce([])
-            try:
-                done = index.upsert(
-                    reader,
-                    restart=restart,
-                    max_memory=max_memory,
-                    on_error=reader.on_error,
-                    progress=progress,
-                )
-            except ResumeError:
-                left = read_journal(index.path / JOURNAL_FILE)
-                if restart or not begun or left is None or left.header.mode != "upsert":
-                    raise
-                # an interrupted sync, and a file has changed since
-                done = index.upsert(
-                    reader, restart=True, max_memory=max_memory, on_error=reader.on_error, progress=progress
-                )
+            done = _upsert(index, reader, memory, restart=restart, max_memory=max_memory, progress=progress)
             reader.forget_refused()
             written, replaced = done.documents, done.replaced
-        gone = owned - _ids(changed, changed.keys())
+        gone = owned - ids_of(changed, changed.keys())
         if gone:  # a document may have moved to another file
-            elsewhere = changed.keys() | gone_files
-            for _, ids in memory.others(elsewhere):
+            for _, ids in memory.others(changed.keys() | changes.gone):
                 gone.difference_update(ids)
         deleted = index.delete(sorted(gone), missing_ok=True) if gone else 0
-        generation = index.generation.manifest.generation
-        if changed or touched or gone_files or not valid:
-            memory.finish({**touched, **changed}, gone_files, generation, told)
-    return Synced(
-        len(found), len(suspects.keys() | changed.keys()), written, replaced, deleted, reader.blank, left_out
+        if changed or changes.touched or changes.gone or not valid:
+            generation = index.generation.manifest.generation
+            memory.finish({**changes.touched, **changed}, changes.gone, generation, told)
+    return Synced(len(found), changes.read, written, replaced, deleted, reader.blank, left_out)
+
+
+def _walk(root: str, patterns: Patterns, left_out: list[str]) -> dict[str, _Stamp]:
+    """Size and time of the files below ``root`` that are read, in the order in which they are read."""
+    found = {}
+    begin = len(root) + 1
+    for entry in walk(root, patterns, left_out):
+        status = entry.stat()
+        found[entry.path[begin:]] = (status.st_size, status.st_mtime_ns)
+    return found
+
+
+def _check_root(index: Index, folder: str | os.PathLike[str], root: str, *, empty: bool, moved: bool) -> None:
+    """Check that ``index`` is of this folder; ``moved``: from now on it is."""
+    known = index.generation.manifest.root
+    if moved and empty:
+        raise InputError(os.fspath(folder), "holds no files that are read; is it where the folder was moved?")
+    if moved and known not in (None, root):  # ids are relative to it
+        set_root(index.path, root)
+        index.refresh()
+        known = index.generation.manifest.root
+    if known != root:
+        hint = "" if known is None else "if that was moved here, pass --moved (moved=True); otherwise "
+        raise InputError(
+            os.fspath(folder),
+            f"{index.path} was not built of this folder but of {known or 'documents without one'}; {hint}"
+            f"build an index of this one: embedkit-index build {os.fspath(folder)} -o INDEX",
+        )
+
+
+def _told(manifest: Manifest, settings: FolderSettings) -> str:
+    """What the stored documents depend on besides the files: with another, all are read and compared again."""
+    encoder = manifest.encoder
+    return json.dumps(
+        [
+            encoder.fingerprint,
+            encoder.document_prompt,
+            manifest.passages,
+            settings.whole_text,
+            settings.text_field,
+            settings.id_field,
+            settings.vector_field,
+            settings.format,
+        ]
     )
 
 
-def _ids(files: dict[str, _File], names: Iterable[str]) -> set[str]:
-    result: set[str] = set()
-    for name in names:
-        ids = files[name].ids
-        result.update([name] if ids is None else ids)
-    return result
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """How a folder differs from what is remembered.
+
+    Attributes:
+        changed: the files whose documents are compared with the stored ones, in the order in which they are read.
+        touched: files with another time and the same content.
+        gone: names of files that are no more.
+        ids: of the documents that the changed files had, and the files that are gone.
+        read: how many files were read.
+    """
+
+    changed: dict[str, SyncedFile]
+    touched: dict[str, SyncedFile]
+    gone: Set[str]
+    ids: set[str]
+    read: int
+
+
+def _compare(
+    root: str, found: dict[str, _Stamp], memory: SyncMemory, *, valid: bool, checksum: bool, young: int
+) -> _Changes:
+    """Compare a folder with the memory; ``valid``: it is of this index, as it is, and of the same settings."""
+    stamps = memory.stamps()
+    suspects = {
+        name: stamp for name, stamp in found.items() if checksum or not valid or stamps.get(name) != stamp
+    }
+    gone = stamps.keys() - found.keys()
+    known = memory.files((suspects.keys() & stamps.keys()) | gone)
+    changed: dict[str, SyncedFile] = {}
+    touched: dict[str, SyncedFile] = {}
+    for name, (size, mtime) in suspects.items():
+        before = known.get(name)
+        # a file may change again within the grain of its file system's clock, as git has it ("racy")
+        stamp = (size, mtime if mtime < young else _NO_TIME)
+        digest = _hash(os.path.join(root, name))
+        if valid and before is not None and before.sha256 == digest:
+            touched[name] = SyncedFile(*stamp, digest, before.ids)
+        else:
+            changed[name] = SyncedFile(*stamp, digest, [])
+    ids = ids_of(known, (known.keys() & changed.keys()) | gone)
+    if valid and ids:  # a file with one of these ids is read again: its text may count now
+        shared = [name for name, own in memory.others(changed.keys() | gone) if not ids.isdisjoint(own)]
+        for name, file in memory.files(shared).items():
+            changed[name] = SyncedFile(file.size, file.mtime, file.sha256, [])
+            touched.pop(name, None)
+        changed = {name: changed[name] for name in found if name in changed}
+    return _Changes(changed, touched, gone, ids, len(suspects.keys() | changed.keys()))
+
+
+def _upsert(
+    index: Index,
+    reader: _Reader,
+    memory: SyncMemory,
+    *,
+    restart: bool,
+    max_memory: int,
+    progress: Report | None,
+) -> Written:
+    """Write what ``reader`` gives."""
+
+    def upsert(restart: bool) -> Written:
+        return index.upsert(
+            reader, restart=restart, max_memory=max_memory, on_error=reader.on_error, progress=progress
+        )
+
+    begun = memory.begun
+    memory.announce([])
+    try:
+        return upsert(restart)
+    except ResumeError:
+        left = read_journal(index.path / JOURNAL_FILE)
+        if restart or not begun or left is None or left.header.mode != "upsert":
+            raise
+        # an interrupted sync, and a file has changed since
+        return upsert(True)
 
 
 def _all_ids(index: Index) -> set[str]:
@@ -359,10 +287,10 @@ class _Reader:
     def __init__(
         self,
         root: str,
-        files: dict[str, _File],
+        files: dict[str, SyncedFile],
         found: Set[str],
         settings: FolderSettings,
-        memory: _Memory,
+        memory: SyncMemory,
     ) -> None:
         """Read ``files`` of those ``found`` in the folder, both in the order in which they are read."""
         self.blank = 0
@@ -407,7 +335,7 @@ class _Reader:
         if contested := self._contested():
             told_already: OnError = "stop" if self._settings.on_error == "stop" else "skip"
             yield from self._corpus(contested, told_already)
-        self._memory.announce(sorted(_ids(self._files, self._files)))
+        self._memory.announce(sorted(ids_of(self._files, self._files)))
         for name, file in self._files.items():
             if file.ids == [name]:
                 file.ids = None
@@ -428,7 +356,7 @@ class _Reader:
 
     def _contested(self) -> list[str]:
         """The files that share ids with each other, if some of them were read now and some were not."""
-        ids = _ids(self._files, self._files)
+        ids = ids_of(self._files, self._files)
         shared: set[str] = set()
         for name, own in self._held():
             if name not in self._files and not ids.isdisjoint(own):
@@ -455,6 +383,6 @@ class _Reader:
 
 def _hash(path: str) -> str:
     try:
-        return hash_file(Path(path)).sha256
+        return file_sha256(Path(path))
     except OSError as error:
         raise InputError(path, f"cannot be read: {error.strerror or error}") from None

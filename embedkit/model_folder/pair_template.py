@@ -22,23 +22,23 @@ class PairTemplate:
     Attributes:
         before: ids before the first text ([CLS]).
         between: ids between the texts ([SEP], or </s></s>).
-        behind: ids after the second text ([SEP]).
-        before_types: token types of `before`; likewise `between_types` and `behind_types`.
+        after: ids after the second text ([SEP]).
+        before_types: token types of `before`; likewise `between_types` and `after_types`.
         text_types: token types of the first and of the second text.
     """
 
     before: tuple[int, ...]
     between: tuple[int, ...]
-    behind: tuple[int, ...]
+    after: tuple[int, ...]
     before_types: tuple[int, ...]
     between_types: tuple[int, ...]
-    behind_types: tuple[int, ...]
+    after_types: tuple[int, ...]
     text_types: tuple[int, int]
 
     @property
     def special_tokens(self) -> int:
         """How many ids are added to the two texts."""
-        return len(self.before) + len(self.between) + len(self.behind)
+        return len(self.before) + len(self.between) + len(self.after)
 
 
 def fit_pair(first: int, second: int, room: int) -> tuple[int, int]:
@@ -132,7 +132,7 @@ def _of_parts(parts: list[dict[str, Any]], special: Mapping[str, Any]) -> PairTe
         types[len(texts)].extend([int(token["type_id"])] * len(new))
     if [name for name, _ in texts] != ["A", "B"]:
         return None
-    before, between, behind = map(tuple, ids)
-    before_types, between_types, behind_types = map(tuple, types)
+    before, between, after = map(tuple, ids)
+    before_types, between_types, after_types = map(tuple, types)
     text_types = (texts[0][1], texts[1][1])
-    return PairTemplate(before, between, behind, before_types, between_types, behind_types, text_types)
+    return PairTemplate(before, between, after, before_types, between_types, after_types, text_types)

@@ -206,10 +206,10 @@ def _processor(
     Nothing if the vocabulary has them not: transformers gives them new ids, for which the model has no embedding.
     """
     names = [_token(settings, role, default) for role, default in zip(roles, (cls, sep), strict=True)]
-    before, behind = ((name, id_of(content, name)) for name in names)
-    if before[1] is None or behind[1] is None:
+    before, after = ((name, id_of(content, name)) for name in names)
+    if before[1] is None or after[1] is None:
         return {}
-    made: dict[str, Any] = {"type": kind, "cls": [*before], "sep": [*behind]}
+    made: dict[str, Any] = {"type": kind, "cls": [*before], "sep": [*after]}
     if kind == "RobertaProcessing":
         made |= {"trim_offsets": True, "add_prefix_space": False}
     return {"post_processor": made}

@@ -1,7 +1,7 @@
 """``Router`` modules of sentence-transformers: a model whose queries and documents take different ways through it.
 
 ``router_config.json`` names the modules of each route, in folders beside it, and the route of texts without a task. A
-route is a Transformer and a Pooling, or a StaticEmbedding, then Dense and Normalize; the modules behind the Router in
+route is a Transformer and a Pooling, or a StaticEmbedding, then Dense and Normalize; the modules after the Router in
 ``modules.json`` follow on every route.
 """
 
@@ -71,7 +71,7 @@ def read_routing(folder: Path, after: list[tuple[str, Path]]) -> Routing:
 
     Args:
         folder: that of the Router, which no path may leave.
-        after: the modules behind it.
+        after: the modules after it.
 
     Raises:
         FileNotFoundError: the file with the routes is missing.

@@ -79,7 +79,7 @@ def subword_core(
         raise UnknownToCore("a step after ByteLevel")
     for place, step in enumerate(splits):
         if step.get("scheme") == "first" and (place > 0 or normalizer):
-            raise UnknownToCore("Metaspace with prepend_scheme first behind another step")
+            raise UnknownToCore("Metaspace with prepend_scheme first after another step")
     model = typed(content, "model", dict, None, path)
     try:
         if model.get("type") == "BPE":
@@ -272,7 +272,7 @@ def _bpe(model: Mapping[str, Any], byte_level: bool, path: Path) -> tuple[_core.
         raise UnknownToCore(f"the unknown token {unknown!r:.80}")
     byte_fallback = typed(model, "byte_fallback", bool, False, path)
     if byte_level and byte_fallback:
-        raise UnknownToCore("byte_fallback behind ByteLevel")
+        raise UnknownToCore("byte_fallback after ByteLevel")
     lefts, rights = _merges(typed(model, "merges", list, None, path), path)
     made = _core.SubwordModel.bpe(
         list(vocab),

@@ -179,8 +179,8 @@ def template_ids(value: Any, path: Path) -> tuple[tuple[int, ...], tuple[int, ..
             prefix: tuple[int, ...] = ()
             suffix: tuple[int, ...] = ()
             for step in value["processors"]:  # a later one wraps the former
-                before, behind = template_ids(step, path)
-                prefix, suffix = before + prefix, suffix + behind
+                before, after = template_ids(step, path)
+                prefix, suffix = before + prefix, suffix + after
             return prefix, suffix
         if kind == "TemplateProcessing":
             sides: tuple[list[int], list[int]] = ([], [])

@@ -246,7 +246,7 @@ class Batcher:
             budget -= max(taken, 1)
             batch.append((job, start, stop))
             if stop < end:
-                waiting.append(job)  # behind those that have had nothing yet
+                waiting.append(job)  # after those that have had nothing yet
             else:
                 self._charged -= job.charge
         return batch

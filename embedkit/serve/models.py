@@ -144,7 +144,7 @@ class EmbeddingModel:
         return task
 
     async def count(self, texts: list[str], form: Form) -> list[int]:
-        """Tokens of each text behind its prompt, special tokens included, after truncation."""
+        """Tokens of each text after its prompt, special tokens included, after truncation."""
         prompted = [form.prompt + text for text in texts] if form.prompt else texts
         if sum(map(len, texts)) + len(form.prompt) * len(texts) <= _IN_LOOP:
             return self._count(prompted)

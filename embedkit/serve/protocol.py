@@ -1,5 +1,7 @@
 """uvicorn's HTTP protocol with deadlines: for the head and the body of a request, and for a client that reads."""
 
+# ruff: noqa: D102 (callbacks of asyncio and httptools)
+
 from __future__ import annotations
 
 import asyncio
@@ -12,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from .metrics import Metrics
 from .settings import Limits
 
-__all__ = ["guarded_protocol"]
+__all__ = ["GuardedProtocol"]
 
 # A line for each broken request would let anyone fill the log.
 _logger = logging.getLogger("embedkit.serve.protocol")
@@ -24,171 +26,172 @@ _OFFERS = (b"upgrade", b"http2-settings")  # of another protocol
 _HALF_CLOSED_SECONDS = 1.0
 
 
-def guarded_protocol(limits: Limits, metrics: Metrics) -> type[asyncio.Protocol]:
-    """A protocol class for uvicorn that drops clients which are slower or larger than ``limits`` allow."""
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection: drops a client that is slower or larger than ``limits`` allow.
 
-    class GuardedProtocol(HttpToolsProtocol):
-        """One connection. A timer runs whenever it is the client's turn."""
+    A timer runs whenever it is the client's turn.
+    """
 
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **options)
-            self.logger = _logger
-            self._timer: asyncio.TimerHandle | None = None
-            self._write_timer: asyncio.TimerHandle | None = None
-            self._between = True  # no message has begun
-            self._silent = 0  # bytes since the parser last told of something
-            self._head = 0
-            self._dropped = False
-            self._offered = False  # the request's head offers another protocol
-            self._cycles: list[RequestResponseCycle] = []  # requests that are not answered
+    def __init__(self, limits: Limits, metrics: Metrics, *args: Any, **options: Any) -> None:
+        """The other arguments are uvicorn's."""
+        super().__init__(*args, **options)
+        self._limits = limits
+        self._metrics = metrics
+        self.logger = _logger
+        self._timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._between = True  # no message has begun
+        self._silent = 0  # bytes since the parser last told of something
+        self._head = 0
+        self._dropped = False
+        self._offered = False  # the request's head offers another protocol
+        self._cycles: list[RequestResponseCycle] = []  # requests that are not answered
 
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._arm(limits.header_timeout)
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._arm(self._limits.header_timeout)
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._dropped = True
-            for timer in (self._timer, self._write_timer):
-                if timer is not None:
-                    timer.cancel()
-            self._leave()
-            super().connection_lost(exc)
-            self._unset_keepalive_if_required()
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._dropped = True
+        for timer in (self._timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
+        self._leave()
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
 
-        def send_400_response(self, msg: str) -> None:
-            self._leave()
-            super().send_400_response(msg)
+    def send_400_response(self, msg: str) -> None:
+        self._leave()
+        super().send_400_response(msg)
 
-        def data_received(self, data: bytes) -> None:
-            if self._dropped:
-                return
-            if self._between and self._timer is None:
-                self._arm(limits.header_timeout)
-            self._silent += len(data)
-            self._unset_keepalive_if_required()
-            left = data
-            while left:
-                left = self._parse(left)
-            # A header that never ends reaches no callback, and the parser keeps all of it.
-            if self._silent > _HEAD + len(data) or self._head > _HEAD:
-                self._drop("head_too_large")
+    def data_received(self, data: bytes) -> None:
+        if self._dropped:
+            return
+        if self._between and self._timer is None:
+            self._arm(self._limits.header_timeout)
+        self._silent += len(data)
+        self._unset_keepalive_if_required()
+        left = data
+        while left:
+            left = self._parse(left)
+        # A header that never ends reaches no callback, and the parser keeps all of it.
+        if self._silent > _HEAD + len(data) or self._head > _HEAD:
+            self._drop("head_too_large")
 
-        def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's own type
-            """Answer a client that has ended its side of the connection, if that takes a moment only."""
-            if not self._answering:
-                return False
-            self.cycle.keep_alive = False
-            self._timer = self.loop.call_later(_HALF_CLOSED_SECONDS, self.transport.close)
-            return True
+    def eof_received(self) -> bool:  # type: ignore[override]  # asyncio's own type
+        """Answer a client that has ended its side of the connection, if that takes a moment only."""
+        if not self._answering:
+            return False
+        self.cycle.keep_alive = False
+        self._timer = self.loop.call_later(_HALF_CLOSED_SECONDS, self.transport.close)
+        return True
 
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            self._between = False
-            self._silent = self._head = 0
-            self._arm(limits.header_timeout)
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._between = False
+        self._silent = self._head = 0
+        self._arm(self._limits.header_timeout)
 
-        def on_header(self, name: bytes, value: bytes) -> None:
-            self._silent = 0
-            self._head += len(name) + len(value)
-            if self._head <= _HEAD:
-                super().on_header(name, value)
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._silent = 0
+        self._head += len(name) + len(value)
+        if self._head <= _HEAD:
+            super().on_header(name, value)
 
-        def on_headers_complete(self) -> None:
-            self._silent = 0
-            self._arm(limits.body_timeout)
-            at_once = max(len(self.connections), len(self.tasks))  # a task may outlive its connection
-            self.scope["state"]["crowded"] = at_once > limits.connections  # which the application refuses
-            self._offered = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
-            if self._offered:  # read again, without the offer
-                return
-            super().on_headers_complete()
-            self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete] + [self.cycle]
+    def on_headers_complete(self) -> None:
+        self._silent = 0
+        self._arm(self._limits.body_timeout)
+        at_once = max(len(self.connections), len(self.tasks))  # a task may outlive its connection
+        self.scope["state"]["crowded"] = at_once > self._limits.connections  # which the application refuses
+        self._offered = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        if self._offered:  # read again, without the offer
+            return
+        super().on_headers_complete()
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete] + [self.cycle]
 
-        def on_body(self, body: bytes) -> None:
-            self._silent = 0
-            super().on_body(body)
+    def on_body(self, body: bytes) -> None:
+        self._silent = 0
+        super().on_body(body)
 
-        def on_message_complete(self) -> None:
-            if self._offered:
-                return
-            self._silent = 0
-            self._between = True
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-            super().on_message_complete()
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            if self._write_timer is None:
-                self._write_timer = self.loop.call_later(limits.body_timeout, self._drop, "slow_reader")
-
-        def resume_writing(self) -> None:
-            if self._write_timer is not None:
-                self._write_timer.cancel()
-                self._write_timer = None
-            super().resume_writing()
-
-        def _parse(self, data: bytes) -> bytes:
-            """Parse ``data``; returns what is to be parsed next."""
-            try:
-                self.parser.feed_data(data)
-            except httptools.HttpParserUpgrade as offer:
-                if self._offered and self._head <= _HEAD:
-                    return self._without_offer() + data[offer.args[0] :]
-            except httptools.HttpParserError:
-                self.send_400_response("Invalid HTTP request received.")
-            return b""
-
-        def _without_offer(self) -> bytes:
-            """The head of a request without its offer of another protocol, for a parser that knows of none.
-
-            A server may ignore an offer (RFC 9110, 7.8). httptools would skip the body: Java's client offers HTTP/2
-            with every request.
-            """
-            version = self.parser.get_http_version().encode()
-            lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
-            for name, value in self.headers:
-                kept = value
-                if name == b"connection":
-                    tokens = (token.strip() for token in value.split(b","))
-                    kept = b", ".join(token for token in tokens if token.lower() not in _OFFERS)
-                if name not in _OFFERS:
-                    lines.append(b"%b: %b" % (name, kept))
-            self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
-            self._offered = False
-            return b"\r\n".join(lines) + b"\r\n\r\n"
-
-        def _leave(self) -> None:
-            """Tell all requests that nobody waits for them; uvicorn tells the last one."""
-            for cycle in self._cycles:
-                if not cycle.response_complete:
-                    cycle.disconnected = True
-                    cycle.message_event.set()
-
-        @property
-        def _answering(self) -> bool:
-            """Whether the last request has been received as a whole, and not answered."""
-            return self._between and self.cycle is not None and not self.cycle.response_complete
-
-        def _arm(self, seconds: float) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self.loop.call_later(seconds, self._late, seconds)
-
-        def _late(self, seconds: float) -> None:
+    def on_message_complete(self) -> None:
+        if self._offered:
+            return
+        self._silent = 0
+        self._between = True
+        if self._timer is not None:
+            self._timer.cancel()
             self._timer = None
-            waits = self.flow is not None and self.flow.read_paused
-            if waits or self._answering:  # it is not the client who is slow
-                self._arm(seconds)
-            else:
-                self._drop("slow_client")
+        super().on_message_complete()
 
-        def _drop(self, reason: str) -> None:
-            if not self._dropped:
-                self._dropped = True
-                metrics.rejected.labels(reason).inc()
-                self.transport.abort()
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self._limits.body_timeout, self._drop, "slow_reader")
 
-    return GuardedProtocol
+    def resume_writing(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+        super().resume_writing()
+
+    def _parse(self, data: bytes) -> bytes:
+        """Parse ``data``; returns what is to be parsed next."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            if self._offered and self._head <= _HEAD:
+                return self._without_offer() + data[offer.args[0] :]
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+        return b""
+
+    def _without_offer(self) -> bytes:
+        """The head of a request without its offer of another protocol, for a parser that knows of none.
+
+        A server may ignore an offer (RFC 9110, 7.8). httptools would skip the body: Java's client offers HTTP/2
+        with every request.
+        """
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        for name, value in self.headers:
+            kept = value
+            if name == b"connection":
+                tokens = (token.strip() for token in value.split(b","))
+                kept = b", ".join(token for token in tokens if token.lower() not in _OFFERS)
+            if name not in _OFFERS:
+                lines.append(b"%b: %b" % (name, kept))
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's own
+        self._offered = False
+        return b"\r\n".join(lines) + b"\r\n\r\n"
+
+    def _leave(self) -> None:
+        """Tell all requests that nobody waits for them; uvicorn tells the last one."""
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+
+    @property
+    def _answering(self) -> bool:
+        """Whether the last request has been received as a whole, and not answered."""
+        return self._between and self.cycle is not None and not self.cycle.response_complete
+
+    def _arm(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(seconds, self._late, seconds)
+
+    def _late(self, seconds: float) -> None:
+        self._timer = None
+        waits = self.flow is not None and self.flow.read_paused
+        if waits or self._answering:  # it is not the client who is slow
+            self._arm(seconds)
+        else:
+            self._drop("slow_client")
+
+    def _drop(self, reason: str) -> None:
+        if not self._dropped:
+            self._dropped = True
+            self._metrics.rejected.labels(reason).inc()
+            self.transport.abort()

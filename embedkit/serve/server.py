@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import gc
 import logging
@@ -10,13 +11,14 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 
 from .app import create_app
-from .protocol import guarded_protocol
+from .protocol import GuardedProtocol
 from .state import State
 
 __all__ = ["LOOPBACK", "bind", "run"]
@@ -128,7 +130,8 @@ def run(
     state.settings = replace(state.settings, limits=limits)
     config = uvicorn.Config(
         create_app(state),
-        http=guarded_protocol(limits, state.metrics),
+        # uvicorn calls it as it calls a class
+        http=cast(type[asyncio.Protocol], partial(GuardedProtocol, limits, state.metrics)),
         loop="auto",
         ws="none",
         lifespan="off",

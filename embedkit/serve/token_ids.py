@@ -71,12 +71,12 @@ class TokenDecoder:
 
     def _content(self, ids: list[int]) -> list[int]:
         """The ids without the special tokens around them."""
-        before, behind = len(self._prefix), len(self._suffix)
-        if len(ids) >= before + behind and ids[:before] == self._prefix:
-            if not behind:
+        before, after = len(self._prefix), len(self._suffix)
+        if len(ids) >= before + after and ids[:before] == self._prefix:
+            if not after:
                 return ids[before:]
-            if ids[-behind:] == self._suffix:
-                return ids[before:-behind]
+            if ids[-after:] == self._suffix:
+                return ids[before:-after]
         return ids
 
     def _load(self) -> None:

@@ -125,14 +125,14 @@ class TextStore:
         for row, tokens in zip((first, second), kept, strict=True):
             content = self.content_ids(row)
             texts.append(content[len(content) - tokens :] if self._left else content[:tokens])
-        ids = np.concatenate([template.before, texts[0], template.between, texts[1], template.behind])
+        ids = np.concatenate([template.before, texts[0], template.between, texts[1], template.after])
         types = np.concatenate(
             [
                 template.before_types,
                 np.full(kept[0], template.text_types[0]),
                 template.between_types,
                 np.full(kept[1], template.text_types[1]),
-                template.behind_types,
+                template.after_types,
             ]
         )
         return ids.astype(np.int32), types.astype(np.int32)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ...index.evaluate.metrics import mrr, ndcg
 from .tables import Data, Row, data_folder, read_table
 from .vectors import TextEncoder, encode_distinct, highest
 
@@ -131,9 +132,6 @@ def rank_quality(
 ) -> RetrievalResult:
     """nDCG@10 and MRR@10 of exact search by dot product.
 
-    DCG@10 = sum over ranks i of gain_i / log2(i + 1), as in trec_eval; nDCG divides by the DCG of the ideal
-    ranking. MRR@10 is the mean of 1 / rank of the first relevant document, 0 below rank 10.
-
     Args:
         queries: (q, dim) vectors, of length 1 for the cosine.
         documents: (n, dim) vectors likewise.
@@ -141,24 +139,19 @@ def rank_quality(
             the means, as in trec_eval.
         exclude: for each query, the row of a document to exclude from its ranking.
     """
-    discounts = 1 / np.log2(np.arange(2, K + 2))
-    ndcg, reciprocal = [], []
+    rankings, judged = [], []
     for start in range(0, len(queries), _BLOCK):
         similarity = queries[start : start + _BLOCK] @ documents.T
         if exclude is not None:
             rows = exclude[start : start + _BLOCK]
             similarity[np.arange(len(rows)), rows] = -np.inf
         for index, best in enumerate(_top(similarity), start):
-            if not gains[index]:
-                continue
-            found = np.array([gains[index].get(int(document), 0.0) for document in best])
-            ideal = np.array(sorted(gains[index].values(), reverse=True)[:K])
-            ndcg.append(found @ discounts[: len(found)] / (ideal @ discounts[: len(ideal)]))
-            hits = np.flatnonzero(found)
-            reciprocal.append(1 / (hits[0] + 1) if len(hits) else 0.0)
-    if not ndcg:
+            if gains[index]:
+                rankings.append(best.tolist())
+                judged.append(gains[index])
+    if not judged:
         raise ValueError("no query has a relevant document")
-    return RetrievalResult(float(np.mean(ndcg)), float(np.mean(reciprocal)), len(ndcg), len(documents))
+    return RetrievalResult(ndcg(rankings, judged, K), mrr(rankings, judged, K), len(judged), len(documents))
 
 
 def _top(similarity: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:

@@ -35,6 +35,7 @@ from pathlib import Path
 from ...documents.document import Document, check_document
 from ...documents.errors import InputError, reject
 from ...documents.passages import PassageCutter, Passages, document_of
+from ...files import fsync_files
 from ..auto.stored import CHOICE_FILE, choose_for, stored_parameters, write_choice
 from ..encoder import (
     TextEncoder,
@@ -48,7 +49,6 @@ from ..errors import IndexDamagedError, IndexExistsError, ResumeError
 from ..prefetch import prefetch
 from ..several import several_documents
 from ..storage import faiss_index
-from ..storage.durable import fsync_files
 from ..storage.factory import check_rows
 from ..storage.generation import Generation, open_generation
 from ..storage.journal import Finished, Header, Made, State

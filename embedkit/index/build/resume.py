@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from ...documents.document import Document
+from ...files import fsync
 from ..errors import BuildError, ResumeError, TooFewVectorsError
-from ..storage.durable import fsync
 from ..storage.journal import Header, Made, State, forget_finished, read_journal
 from ..storage.layout import JOURNAL_FILE, Writer
 from ..storage.manifest import Manifest, SegmentEntry, hash_file

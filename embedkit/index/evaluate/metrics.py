@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import TypeVar
 
 __all__ = ["mrr", "ndcg", "recall"]
 
-Rankings = Sequence[Sequence[str]]
-Gains = Sequence[Mapping[str, float]]
+_Id = TypeVar("_Id", bound=Hashable)
+Rankings = Sequence[Sequence[_Id]]
+Gains = Sequence[Mapping[_Id, float]]
 
 
-def ndcg(rankings: Rankings, gains: Gains, k: int) -> float:
+def ndcg(rankings: Rankings[_Id], gains: Gains[_Id], k: int) -> float:
     """Mean nDCG@k, with DCG = Σ gain_i / log2(i + 1) over the first ``k`` ids (Järvelin and Kekäläinen 2002).
 
     Args:
@@ -20,14 +22,14 @@ def ndcg(rankings: Rankings, gains: Gains, k: int) -> float:
         k: how many ids count.
     """
 
-    def one(ranking: Sequence[str], gain: Mapping[str, float]) -> float:
+    def one(ranking: Sequence[_Id], gain: Mapping[_Id, float]) -> float:
         ideal = sorted(gain.values(), reverse=True)
         return _dcg([gain.get(id, 0.0) for id in ranking[:k]]) / _dcg(ideal[:k])
 
     return _mean([one(*pair) for pair in zip(rankings, gains, strict=True)])
 
 
-def mrr(rankings: Rankings, gains: Gains, k: int) -> float:
+def mrr(rankings: Rankings[_Id], gains: Gains[_Id], k: int) -> float:
     """Mean of 1 / rank of the first relevant id among the first ``k``; 0 where there is none."""
     return _mean(
         [
@@ -37,7 +39,7 @@ def mrr(rankings: Rankings, gains: Gains, k: int) -> float:
     )
 
 
-def recall(rankings: Rankings, gains: Gains, k: int) -> float:
+def recall(rankings: Rankings[_Id], gains: Gains[_Id], k: int) -> float:
     """Mean share of a query's relevant ids among the first ``k``."""
     return _mean(
         [

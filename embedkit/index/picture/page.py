@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..storage.durable import write_atomically
+from ...files import write_atomically
 from .plot import groups_in_order, title_of
 
 if TYPE_CHECKING:

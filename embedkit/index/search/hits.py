@@ -22,7 +22,7 @@ class Passage:
         number: of the passage, from 1.
         count: of the document's passages.
         begin: the passage's first character in the document's text.
-        end: behind its last.
+        end: after its last.
         heading: the headings above it, from the outermost ("A > B"); empty if there is none.
     """
 
@@ -40,7 +40,7 @@ class Passage:
 
     @property
     def after(self) -> str | None:
-        """The id of the passage behind this one; ``None`` for the last."""
+        """The id of the passage after this one; ``None`` for the last."""
         return f"{self.document}#{self.number + 1}" if self.number < self.count else None
 
 

@@ -20,9 +20,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ...files import fsync, write_atomically
 from ..errors import IndexDamagedError
 from ..words.languages import AUTO
-from .durable import fsync, write_atomically
 from .manifest import SegmentEntry, segment_from_json
 
 __all__ = [

@@ -30,8 +30,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
+from ...files import TEMPORARY_SUFFIX, fsync, fsync_files, write_atomically
 from ..errors import IndexDamagedError, IndexExistsError, IndexNotFoundError
-from .durable import TEMPORARY_SUFFIX, fsync, fsync_files, write_atomically
 from .journal import finished_segment
 from .manifest import Manifest, TombstonesEntry, parse_manifest, read_manifest
 from .writer_lock import WriterLock

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from ...documents.sources import FORMATS, Format
+from ...files import file_sha256
 from ..errors import IndexDamagedError
 from ..words.languages import AUTO, check_language
 
@@ -231,13 +231,7 @@ def manifest_name(generation: int) -> str:
 
 def hash_file(path: Path) -> FileEntry:
     """Size and SHA-256 of the file at ``path``."""
-    digest = hashlib.sha256()
-    size = 0
-    with path.open("rb", buffering=0) as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-            size += len(block)
-    return FileEntry(size, digest.hexdigest())
+    return FileEntry(path.stat().st_size, file_sha256(path))
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -41,7 +41,7 @@ _DECODER_NAMES = {
     ".mlp.up_proj.": ".intermediate.up.",
     ".mlp.down_proj.": ".output.dense.",
 }
-_LAYERS = {"layers.": "encoder.layer."}  # behind the names that begin with a layer's own
+_LAYERS = {"layers.": "encoder.layer."}  # after the names that begin with a layer's own
 
 
 def _read_heads(raw: Config, config: CoreConfig, where: str) -> None:

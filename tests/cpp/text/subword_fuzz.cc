@@ -18,7 +18,7 @@ using Ids = std::vector<int32_t>;
 
 size_t below(Random& random, size_t bound) { return random() % bound; }
 
-// Those behind the first kWellFormed are not UTF-8.
+// Those after the first kWellFormed are not UTF-8.
 const std::vector<std::string> kFragments = {"a",
                                              "b",
                                              "ab",

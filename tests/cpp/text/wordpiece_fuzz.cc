@@ -13,7 +13,7 @@ using Random = std::mt19937_64;
 
 size_t below(Random& random, size_t bound) { return random() % bound; }
 
-// Those behind the first kWellFormed are not UTF-8.
+// Those after the first kWellFormed are not UTF-8.
 const std::vector<std::string>& fragments() {
   static const std::vector<std::string> all = {" ",
                                                "a",

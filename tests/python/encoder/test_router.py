@@ -22,7 +22,7 @@ TEXTS = ["the weather is lovely today", "people", "", "stay out now " * 20]
 
 
 def asymmetric(folder: Path, make_model: Callable[..., Path], **parameters: Any) -> Path:
-    """mdbr-leaf's layout: a query route with a Dense layer, a document route without, a shared Normalize behind."""
+    """mdbr-leaf's layout: a query route with a Dense layer, a document route without, then a shared Normalize."""
     st = pytest.importorskip("sentence_transformers")
     modules = pytest.importorskip("sentence_transformers.models")
     small = st.SentenceTransformer(str(make_model(dense=((24, "Identity", True),))), device="cpu")

@@ -296,7 +296,7 @@ def test_a_damaged_record_of_a_finished_segment_counts_as_not_written(
     journal.write_text(re.sub(r'"rows": \d+, "parts"', '"rows": -5, "parts"', journal.read_text()))
     assert index.delete(["x1"]) == 1
     killed(monkeypatch, "before", lambda: index.add([Document("text a", "a1")]))
-    assert '"rows": -5' not in journal.read_text()  # what is written behind it would not be read
+    assert '"rows": -5' not in journal.read_text()  # what is written after it would not be read
     index.add([Document("text a", "a1")])
     assert [found.id for found in index.get(["x1", "a1"])] == ["a1"]
     assert index.verify()["documents"] == 1

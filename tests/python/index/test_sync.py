@@ -445,7 +445,7 @@ def test_a_memory_that_cannot_be_written_is_named(
             raise sqlite3.OperationalError("database or disk is full")
 
         with monkeypatch.context() as patch:
-            patch.setattr("embedkit.index.sync._Memory.finish", full)
+            patch.setattr("embedkit.index.sync_memory.SyncMemory.finish", full)
             with pytest.raises(BuildError, match=r"sync\.sqlite: .*database or disk is full"):
                 sync(index, folder, WHOLE)
         assert "new.md" in index

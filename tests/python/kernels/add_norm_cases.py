@@ -17,19 +17,19 @@ SIZES = [2, 26, 384, 768, 2049]
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", ["layer", "layer-bias", "rms", "rms-behind"])
+@pytest.mark.parametrize("kind", ["layer", "layer-bias", "rms", "rms-post_norm"])
 def test_against_torch(size: int, dtype: str, kind: str) -> None:
     x, residual = (tensor(7, size, seed=seed, dtype=DTYPES[dtype], scale=3) for seed in range(2))
-    weight, bias, behind = (tensor(size, seed=seed) for seed in range(2, 5))
+    weight, bias, post_norm = (tensor(size, seed=seed) for seed in range(2, 5))
     options: dict[str, Any] = {
         "rms": kind.startswith("rms"),
-        "behind": behind if kind == "rms-behind" else None,
+        "post_norm": post_norm if kind == "rms-post_norm" else None,
     }
     added = bias if kind == "layer-bias" else None
-    wide = {name: None if v is None or v is True else v for name, v in options.items() if name == "behind"}
+    wide = {name: None if v is None or v is True else v for name, v in options.items() if name == "post_norm"}
     total, expected = reference.add_norm(
         x.double(), residual.double(), weight.double(), None if added is None else added.double(), 1e-6,
-        rms=options["rms"], behind=None if wide["behind"] is None else behind.double(),
+        rms=options["rms"], post_norm=None if wide["post_norm"] is None else post_norm.double(),
     )  # fmt: skip
     result = add_norm(x, residual, weight, added, 1e-6, **options)
     assert result.dtype == residual.dtype == DTYPES[dtype]
@@ -65,7 +65,7 @@ def test_no_tokens() -> None:
         ({"residual": torch.zeros(4, 2)}, r"must both be \(tokens, H\)"),
         ({"residual": torch.zeros(4, 2).T}, "must be contiguous"),
         ({"weight": torch.zeros(3)}, r"weight must be \(4,\)"),
-        ({"behind": torch.zeros(3)}, r"behind must be \(4,\)"),
+        ({"post_norm": torch.zeros(3)}, r"post_norm must be \(4,\)"),
         ({"eps": 2.0}, "eps must be from 0 to 1"),
         ({"x": torch.zeros(2, 4, dtype=torch.int32)}, "x must be float32"),
     ],

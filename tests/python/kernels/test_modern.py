@@ -11,11 +11,11 @@ import pytest
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 
-from embedkit.kernels import add_norm_triton, gated_triton, place_heads_triton
+from embedkit.kernels import add_norm_triton, gated_triton, qk_norm_rope_triton
 from embedkit.kernels.blocks import blocks
 from embedkit.kernels.layernorm import row_blocks
-from embedkit.kernels.modern_forward import alibi_bias, half_turns
-from embedkit.kernels.place_heads import _options
+from embedkit.kernels.modern_forward import alibi_bias, rotary_table
+from embedkit.kernels.qk_norm_rope import _options
 from triton_harness import CAPABILITIES, check_usage, compiled
 
 
@@ -34,15 +34,15 @@ def test_gated_compiles_without_a_spill(
 # Hidden size, RMS, norm before the sum: ModernBERT, Qwen3, Gemma, the widest.
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize(
-    ("size", "rms", "behind"),
+    ("size", "rms", "post_norm"),
     [(768, False, False), (1024, True, False), (768, True, True), (8192, True, True)],
 )
 def test_add_norm_compiles_without_a_spill(
-    *, capability: int, size: int, rms: bool, behind: bool, tmp_path: Path, record_property: Any
+    *, capability: int, size: int, rms: bool, post_norm: bool, tmp_path: Path, record_property: Any
 ) -> None:
     types = {**dict.fromkeys(("x_ptr", "residual_ptr", "out_ptr"), "*bf16"), "weight_ptr": "*fp32"}
-    types |= {"tokens": "i32", "eps": "fp32"} | ({"behind_ptr": "*fp32"} if behind else {})
-    constants = {"H": size, "RESIDUAL": True, "BEHIND": behind, "BIAS": False, "RMS": rms}
+    types |= {"tokens": "i32", "eps": "fp32"} | ({"post_ptr": "*fp32"} if post_norm else {})
+    constants = {"H": size, "RESIDUAL": True, "POST": post_norm, "BIAS": False, "RMS": rms}
     constants |= row_blocks(size, capability)
     code = compiled(add_norm_triton.forward, types, constants, capability)
     check_usage(code, tmp_path, record_property)
@@ -55,7 +55,7 @@ def test_add_norm_compiles_without_a_spill(
     ("size", "heads", "shared", "norm", "trained"),
     [(64, 12, 12, False, 0), (64, 12, 12, False, 2048), (128, 16, 8, True, 0), (256, 3, 1, True, 0)],
 )
-def test_place_heads_compiles_without_a_spill(
+def test_qk_norm_rope_compiles_without_a_spill(
     *,
     capability: int,
     size: int,
@@ -72,7 +72,7 @@ def test_place_heads_compiles_without_a_spill(
     )
     constants: dict[str, Any] = {"TOKEN": (heads + 2 * shared) * size, "HEADS": heads, "KEYS": shared}
     constants |= {"NORM": norm, "ROTARY": True, "TRAINED": trained, **_options(size, 64)}
-    code = compiled(place_heads_triton.forward, types, constants, capability)
+    code = compiled(qk_norm_rope_triton.forward, types, constants, capability)
     # Angles of thousands need cosines that reduce them exactly, with a table of 28 bytes a thread on the stack.
     check_usage(code, tmp_path, record_property, stack=64 if trained else 0)
     assert "cos.approx" not in code.asm["ptx"]
@@ -86,16 +86,16 @@ def test_alibi_has_the_slopes_of_the_paper() -> None:
     np.testing.assert_allclose(alibi_bias(6, 2)[:, 0], -(2.0 ** -np.array([2, 4, 6, 8, 1, 3])))
 
 
-def test_half_turns() -> None:
-    turns = half_turns(10, 4, 100.0, 2.0, torch.device("cpu"))
-    np.testing.assert_allclose(turns.speed, [0.5, 0.05], rtol=1e-6)
-    np.testing.assert_allclose(turns.cos[3], np.cos([1.5, 0.15]), rtol=1e-6)
-    np.testing.assert_allclose(turns.sin[9], np.sin([4.5, 0.45]), rtol=1e-6)
+def test_rotary_table() -> None:
+    rotary = rotary_table(10, 4, 100.0, 2.0, torch.device("cpu"))
+    np.testing.assert_allclose(rotary.speed, [0.5, 0.05], rtol=1e-6)
+    np.testing.assert_allclose(rotary.cos[3], np.cos([1.5, 0.15]), rtol=1e-6)
+    np.testing.assert_allclose(rotary.sin[9], np.sin([4.5, 0.45]), rtol=1e-6)
     # Waves of 2π · 1, 10, 100 and 1,000 positions.
-    llama3 = half_turns(10, 8, 10000.0, 2.0, torch.device("cpu"), waves=(10.0, 1000.0))
+    llama3 = rotary_table(10, 8, 10000.0, 2.0, torch.device("cpu"), waves=(10.0, 1000.0))
     kept = (1 / (20 * np.pi) - 0.001) / (0.1 - 0.001), (1 / (200 * np.pi) - 0.001) / (0.1 - 0.001)
     between = [0.1 * (0.5 + kept[0] / 2), 0.01 * (0.5 + kept[1] / 2)]
     np.testing.assert_allclose(llama3.speed, [1, *between, 0.0005], rtol=1e-6)
-    trained = half_turns(10, 4, 100.0, 1.0, torch.device("cpu"), trained=6, stretch=2.0)
+    trained = rotary_table(10, 4, 100.0, 1.0, torch.device("cpu"), trained=6, stretch=2.0)
     assert (len(trained.cos), trained.trained, trained.stretch) == (6, 6, 2.0)
-    assert half_turns(5, 4, 100.0, 1.0, torch.device("cpu"), trained=6).trained == 0
+    assert rotary_table(5, 4, 100.0, 1.0, torch.device("cpu"), trained=6).trained == 0

@@ -23,7 +23,7 @@ from embedkit.serve import server
 from embedkit.serve.app import create_app
 from embedkit.serve.metrics import Metrics
 from embedkit.serve.models import Memory, Pool
-from embedkit.serve.protocol import guarded_protocol
+from embedkit.serve.protocol import GuardedProtocol
 from embedkit.serve.settings import Limits, Settings, host_name, web_origin
 from embedkit.serve.state import State
 
@@ -48,10 +48,11 @@ def answer(state: State, method: str = "GET", **headers: str) -> httpx.Response:
 async def serving(app: Starlette, limits: Limits, metrics: Metrics) -> AsyncIterator[Callable[..., Any]]:
     """What opens a connection to a server of ``app``."""
     config = uvicorn.Config(app, lifespan="off", ws="none")
-    kind: Any = guarded_protocol(limits, metrics)
     state = ServerState()
     made = await asyncio.get_running_loop().create_server(
-        lambda: kind(config=config, server_state=state, app_state={}), "127.0.0.1", 0
+        lambda: GuardedProtocol(limits, metrics, config=config, server_state=state, app_state={}),
+        "127.0.0.1",
+        0,
     )
     port = made.sockets[0].getsockname()[1]
     try:
@@ -133,7 +134,7 @@ def request(path: str) -> bytes:
 
 
 async def answered(connect: Callable[[], Awaitable[Any]], sent: bytes) -> bytes:
-    """All that comes back when the client ends its side behind ``sent``."""
+    """All that comes back when the client ends its side after ``sent``."""
     reader, writer = await connect()
     writer.write(sent)
     writer.write_eof()

@@ -149,7 +149,7 @@ def test_what_a_class_builds_anew_against_transformers(
     assert found == [expected(text)["input_ids"] for text in texts]
     pair = read_pair_template(tmp_path, loaded)
     first, second = loaded.encode_batch(["ab", "c"])
-    whole = [*pair.before, *first, *pair.between, *second, *pair.behind]
+    whole = [*pair.before, *first, *pair.between, *second, *pair.after]
     assert whole == expected("ab", "c")["input_ids"]
 
 

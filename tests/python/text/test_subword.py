@@ -215,7 +215,7 @@ OTHERS: dict[str, tuple[str, Callable[[Content], Any]]] = {
     "unknown token elsewhere": ("gemma", lambda c: model(c).update(unk_token="<nowhere>")),
     "another normalizer": ("gpt2", lambda c: c.update(normalizer={"type": "ByteLevel"})),
     "another pre-tokenizer": ("t5", lambda c: c.update(pre_tokenizer={"type": "Whitespace"})),
-    "first behind a normalizer": (
+    "first after a normalizer": (
         "llama2, new",
         lambda c: c.update(normalizer={"type": "Strip", "strip_left": True, "strip_right": True}),
     ),

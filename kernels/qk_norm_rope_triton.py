@@ -1,12 +1,12 @@
-"""The Triton kernel of `embedkit.kernels.place_heads`.
+"""The Triton kernel of `embedkit.kernels.qk_norm_rope`.
 
 For each head of query and key, in the memory of the projection, h = D / 2:
 
     x ← x / √(mean x² + eps) · weight                                    with head norms
     x_d, x_{d+h} ← x_d cos − x_{d+h} sin, x_{d+h} cos + x_d sin          cos, sin of p θ_d at position p
 
-A sequence of L tokens, more than the T that the model was trained with, turns slower (NTK, Su 2023): with the stretch s
-the base grows by g = s L / T − (s − 1), to the power D / (D − 2), so that θ_d shrinks by g^(−2d / (D − 2)). Such a
+A sequence of L tokens, more than the T that the model was trained with, rotates slower (NTK, Su 2023): with the stretch
+s the base grows by g = s L / T − (s − 1), to the power D / (D − 2), so that θ_d shrinks by g^(−2d / (D − 2)). Such a
 sequence is longer than a tile: its tiles name its ends.
 """
 

@@ -1,8 +1,8 @@
-"""Head norms and rotary positions that turn the halves of a head, in place on a projection: one Triton kernel.
+"""Head norms and rotary positions of the two halves of a head, in place on a projection: one Triton kernel.
 
-`place_heads_triton` has the formulas; this file checks arguments and launches. Forward only. Beside attention and not
-inside it, where every tile of queries would turn the keys again. (`embedkit.kernels.varlen_attention` turns adjacent
-pairs itself, as RoFormer has them.)
+`qk_norm_rope_triton` has the formulas; this file checks arguments and launches. Forward only. Beside attention and not
+inside it, where every tile of queries would rotate the keys again. (`embedkit.kernels.varlen_attention` rotates
+adjacent pairs itself, as RoFormer has them.)
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch import Tensor
 
 from .attention_tiles import HEADER
 from .launch import check_tensors, device_of
-from .place_heads_triton import forward
+from .qk_norm_rope_triton import forward
 
-__all__ = ["Turns", "place_heads"]
+__all__ = ["RotaryTable", "qk_norm_rope"]
 
 _GROUP = 4  # heads of a program, which share its cosines and sines
 
 
 @dataclass(frozen=True)
-class Turns:
+class RotaryTable:
     """Rotary positions.
 
     Attributes:
@@ -40,14 +40,14 @@ class Turns:
     stretch: float = 1.0
 
 
-def place_heads(
+def qk_norm_rope(
     x: Tensor,
     heads: int,
     key_heads: int,
     size: int,
     tile_map: Tensor,
     *,
-    turns: Turns | None = None,
+    rotary: RotaryTable | None = None,
     norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> None:
@@ -59,7 +59,7 @@ def place_heads(
         heads, key_heads: their numbers.
         size: values of a head; even.
         tile_map: `attention_tiles` on the device; tokens outside the sequences are left as they are.
-        turns: rotary positions; they must reach the longest sequence, which is not checked.
+        rotary: rotary positions; they must reach the longest sequence, which is not checked.
         norm: (2, size) float32, weights of the RMS norms of a query and of a key.
         eps: added to the mean square.
 
@@ -71,11 +71,11 @@ def place_heads(
         raise ValueError(f"x must be contiguous (tokens, {columns} or more), not {tuple(x.shape)}")
     if size % 2 or not 2 <= size <= 256:
         raise ValueError(f"heads of {size} values; the kernel supports even sizes from 2 to 256")
-    if size == 2 and turns is not None and turns.trained:
-        raise ValueError("turns.trained: heads of 2 values cannot be stretched")
+    if size == 2 and rotary is not None and rotary.trained:
+        raise ValueError("rotary.trained: heads of 2 values cannot be stretched")
     if norm is not None and (norm.shape != (2, size) or norm.dtype != torch.float32):
         raise ValueError(f"norm must be float32 (2, {size}), not {norm.dtype} {tuple(norm.shape)}")
-    for name, table in () if turns is None else (("cos", turns.cos), ("sin", turns.sin)):
+    for name, table in () if rotary is None else (("cos", rotary.cos), ("sin", rotary.sin)):
         if table.dtype != torch.float32 or table.ndim != 2 or table.shape[1] != size // 2:
             raise ValueError(
                 f"{name} must be float32 (positions, {size // 2}), not {table.dtype} {tuple(table.shape)}"
@@ -85,21 +85,21 @@ def place_heads(
             "tile_map must be contiguous int32 as returned by attention_tiles, "
             f"not {tile_map.dtype} {tuple(tile_map.shape)}"
         )
-    cos, sin, speed = (None, None, None) if turns is None else (turns.cos, turns.sin, turns.speed)
+    cos, sin, speed = (None, None, None) if rotary is None else (rotary.cos, rotary.sin, rotary.speed)
     check_tensors(
         x=x, cos=cos, sin=sin, speed=speed, norm=norm, others={"tile_map": tile_map},
         instead="embedkit.kernels.reference",
     )  # fmt: skip
     block = tile_map.shape[1] - HEADER
-    if turns is not None and turns.trained and turns.trained < block:
-        raise ValueError(f"turns.trained {turns.trained} is below a tile of {block} tokens")
-    if len(x) == 0 or (turns is None and norm is None):
+    if rotary is not None and rotary.trained and rotary.trained < block:
+        raise ValueError(f"rotary.trained {rotary.trained} is below a tile of {block} tokens")
+    if len(x) == 0 or (rotary is None and norm is None):
         return
     with device_of(x):
         forward[(len(tile_map) * triton.cdiv(heads + key_heads, _GROUP),)](
-            x, tile_map, cos, sin, speed, norm, eps, 1.0 if turns is None else turns.stretch,
+            x, tile_map, cos, sin, speed, norm, eps, 1.0 if rotary is None else rotary.stretch,
             TOKEN=x.shape[1], HEADS=heads, KEYS=key_heads,
-            NORM=norm is not None, ROTARY=turns is not None, TRAINED=0 if turns is None else turns.trained,
+            NORM=norm is not None, ROTARY=rotary is not None, TRAINED=0 if rotary is None else rotary.trained,
             **_options(size, block),
         )  # fmt: skip
 

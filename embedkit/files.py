@@ -1,0 +1,65 @@
+"""Files: their hashes, and writing that survives a power cut."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO
+
+__all__ = ["TEMPORARY_SUFFIX", "file_sha256", "fsync", "fsync_files", "write_atomically"]
+
+TEMPORARY_SUFFIX = ".tmp"
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's content, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def fsync(path: Path) -> None:
+    """Make the content of a file, or the entries of a folder, survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_files(folder: Path) -> None:
+    """Make the files in ``folder`` survive a power cut, with their names."""
+    for path in folder.iterdir():
+        fsync(path)
+    fsync(folder)
+
+
+def write_atomically(
+    path: Path, content: bytes | Callable[[IO[bytes]], object], temporary: Path | None = None
+) -> None:
+    """Write ``path`` so that a reader finds either the old or the new content, complete.
+
+    Args:
+        path: the file.
+        content: its bytes, or what writes them to an open file.
+        temporary: the file that is written first, in the same folder (default: ``path`` and ".tmp"). Processes that
+            may write ``path`` at once need one each.
+    """
+    temporary = temporary or path.with_name(path.name + TEMPORARY_SUFFIX)
+    try:
+        with temporary.open("wb") as file:
+            if callable(content):
+                content(file)
+            else:
+                file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync(path.parent)
