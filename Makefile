@@ -47,6 +47,7 @@ lint:
 	$(VENV)/bin/ruff format --check .
 	mkdir -p build/lint/embedkit && ln -sfn $(abspath $(wildcard embedkit/*) training kernels) build/lint/embedkit/
 	cd build/lint && $(abspath $(VENV))/bin/mypy --config-file ../../pyproject.toml -p embedkit
+	cd build/lint && $(abspath $(VENV))/bin/mypy --config-file ../../pyproject.toml ../../tests/typing/user.py
 	$(VENV)/bin/python csrc/text/generate_tables.py --check
 	$(VENV)/bin/python csrc/text/generate_traits.py --check
 	$(VENV)/bin/clang-format --dry-run -Werror $(SOURCES)

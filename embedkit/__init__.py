@@ -26,6 +26,28 @@ __all__ = [
     "semantic_search",
 ]
 
+
+def _main_interpreter_only() -> None:
+    """Refuse to be imported in a subinterpreter, where loading the core would wait for ever.
+
+    Raises:
+        ImportError: this is one; says what to set.
+    """
+    from importlib import import_module
+
+    for name in ("_interpreters", "_xxsubinterpreters"):  # from Python 3.13 on, and before
+        try:
+            interpreters = import_module(name)
+        except ImportError:
+            continue
+        if interpreters.get_current() != interpreters.get_main():
+            raise ImportError(
+                "embedkit cannot be imported in a subinterpreter; with mod_wsgi, set WSGIApplicationGroup %{GLOBAL}"
+            )
+
+
+_main_interpreter_only()
+
 # Imported on first use, so that importing the package is cheap: a program that only searches does not load the
 # encoder, one that only encodes does not load the index.
 _MODULES = {

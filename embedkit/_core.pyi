@@ -26,6 +26,9 @@ def available_isas() -> list[str]:
 def default_threads() -> int:
     """How many threads the CPU affinity and the cgroup quota of this process allow."""
 
+def release_freed_memory() -> None:
+    """Give freed memory back to the system, where the C library can be told to (glibc)."""
+
 def measure_peak(precision: str, seconds: float = 0.2, isa: str = "") -> float:
     """GOP/s that one thread reaches on registers alone: the ceiling of the kernels for "fp32", "bf16" or
     "int8".

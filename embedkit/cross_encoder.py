@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -112,6 +112,36 @@ class CrossEncoder(LoadedModel[PairEngine]):
             self._engine.activation if activation_fn is None else activation_fn
         )
         _activation(self.activation_fn)
+
+    @overload
+    def predict(
+        self,
+        sentences: Iterable[Sequence[str]] | Sequence[str] | None = ...,
+        *,
+        batch_size: int | None = ...,
+        show_progress_bar: bool | None = ...,
+        activation_fn: str | Activation | None = ...,
+        apply_softmax: bool = ...,
+        convert_to_numpy: Literal[True] = ...,
+        convert_to_tensor: Literal[False] = ...,
+        inputs: Iterable[Sequence[str]] | Sequence[str] | None = ...,
+        device: str | None = ...,
+    ) -> npt.NDArray[np.float32]: ...
+    @overload
+    def predict(
+        self,
+        sentences: Iterable[Sequence[str]] | Sequence[str] | None = ...,
+        *,
+        batch_size: int | None = ...,
+        show_progress_bar: bool | None = ...,
+        activation_fn: str | Activation | None = ...,
+        apply_softmax: bool = ...,
+        convert_to_numpy: bool = ...,
+        convert_to_tensor: bool = ...,
+        inputs: Iterable[Sequence[str]] | Sequence[str] | None = ...,
+        device: str | None = ...,
+        **unsupported: None,
+    ) -> Any: ...
 
     def predict(
         self,

@@ -177,7 +177,6 @@ class DropIn(SentenceModel):
 
     if TYPE_CHECKING:
         encode: Any
-        save: Any
 
     def __getstate__(self) -> dict[str, Any]:
         """As of any model; the receiver loads its own tokenizer."""

@@ -145,20 +145,21 @@ class Encoder(DropIn):
         convert_to_numpy: Literal[True] = ..., convert_to_tensor: Literal[False] = ...,
         device: str | None = ..., normalize_embeddings: bool = ..., truncate_dim: int | None = ...,
         *, output_dtype: Dtype | None = ..., ranges: npt.ArrayLike | None = ...,
+        task: str | None = ...,
     ) -> Vectors: ...
     @overload
     def encode(  # type: ignore[overload-overlap]  # a str is itself an iterable of str
         self, sentences: str, prompt_name: str | None = ..., prompt: str | None = ...,
         batch_size: int | None = ..., show_progress_bar: bool | None = ...,
         *, output_value: Literal["token_embeddings"], convert_to_tensor: Literal[False] = ...,
-        device: str | None = ...,
+        device: str | None = ..., task: str | None = ...,
     ) -> npt.NDArray[np.float32]: ...
     @overload
     def encode(
         self, sentences: Texts, prompt_name: str | None = ..., prompt: str | None = ...,
         batch_size: int | None = ..., show_progress_bar: bool | None = ...,
         *, output_value: Literal["token_embeddings"], convert_to_tensor: Literal[False] = ...,
-        device: str | None = ...,
+        device: str | None = ..., task: str | None = ...,
     ) -> list[npt.NDArray[np.float32]]: ...
     @overload
     def encode(
@@ -422,6 +423,10 @@ class Encoder(DropIn):
         self, texts: list[str], plan: Plan, show_progress_bar: bool | None, engine: Engine
     ) -> Any:
         """All embeddings of a list of texts, in one array or list."""
+        if len(texts) == 1 and type(texts[0]) is str:
+            result = engine.encode_one(texts[0], plan, self._counts)
+            if result is not None:
+                return result
         out = engine.empty(len(texts), plan)
         with progress(len(texts), show_progress_bar) as advance:
             most = _WINDOW if advance is None else _WINDOW_WITH_BAR

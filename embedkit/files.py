@@ -1,4 +1,4 @@
-"""Files: their hashes, and writing that survives a power cut."""
+"""Files: their names and hashes, and writing that survives a power cut."""
 
 from __future__ import annotations
 
@@ -8,9 +8,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-__all__ = ["TEMPORARY_SUFFIX", "file_sha256", "fsync", "fsync_files", "write_atomically"]
+__all__ = ["TEMPORARY_SUFFIX", "expanded", "file_sha256", "fsync", "fsync_files", "write_atomically"]
 
 TEMPORARY_SUFFIX = ".tmp"
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """A path in which ``~`` stands for a home folder.
+
+    Raises:
+        FileNotFoundError: there is no such home folder.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise FileNotFoundError(f"{os.fspath(path)!r}: no such home folder; give the whole path") from None
 
 
 def file_sha256(path: Path) -> str:

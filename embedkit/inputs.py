@@ -55,7 +55,7 @@ def as_texts(sentences: Any) -> tuple[list[str], bool]:
     if isinstance(sentences, str):
         return [sentences], True
     if isinstance(sentences, list):
-        return sentences, False
+        return list(sentences), False  # another thread may change it meanwhile
     hint = ""
     if isinstance(sentences, bytes | bytearray):
         hint = ": decode it first, e.g. text.decode('utf-8')"
@@ -195,12 +195,13 @@ def progress(total: int, show: bool | None) -> Iterator[Callable[[int], object] 
     """
     if show is None:
         show = logging.getLogger("embedkit").getEffectiveLevel() in (logging.INFO, logging.DEBUG)
-    if not show or sys.stderr is None:  # closed, as by 2>&-: tqdm has nowhere to draw
+    # Asked before tqdm is imported, which starts a thread. stderr is None where it was closed, as by 2>&-.
+    if not show or not getattr(sys.stderr, "isatty", bool)():
         yield None
         return
     from tqdm.auto import tqdm
 
-    with tqdm(total=total, desc="Encoding", unit=" texts", disable=None) as bar:  # None: only on a terminal
+    with tqdm(total=total, desc="Encoding", unit=" texts") as bar:
         yield bar.update
 
 

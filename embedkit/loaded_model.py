@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
+from ._core import release_freed_memory
 from .arguments import check_max_length
 from .backends.engine import Counts
 from .backends.opening import OpenOptions
@@ -76,6 +77,7 @@ class LoadedModel(ABC, Generic[_Engine]):
             organization = self._organization
             path = resolve(model, **vars(hub), graph=options.graph, organization=organization).absolute()
         self._loaded: _Engine | None = self._open(path, options)
+        release_freed_memory()  # of reading the weights
         self.max_seq_length = self._loaded.folder_length if max_length is None else max_length
         self._start()
 
@@ -139,6 +141,7 @@ class LoadedModel(ABC, Generic[_Engine]):
     def close(self) -> None:
         """Free the model's memory. A closed model cannot be used again; closing it twice is allowed."""
         self._loaded = None
+        release_freed_memory()
 
     def __enter__(self: _Self) -> _Self:
         """Return the model; leaving the block closes it."""
@@ -171,6 +174,7 @@ class LoadedModel(ABC, Generic[_Engine]):
         """Load the model from its folder."""
         self.__dict__.update(state)
         self._loaded = self._open(state["_loaded"] or BUILTIN, self._options)
+        release_freed_memory()
         self._start()
 
     def __copy__(self: _Self) -> _Self:

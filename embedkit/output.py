@@ -85,6 +85,10 @@ def convert(vectors: npt.NDArray[np.float32], dtype: str, ranges: npt.NDArray[np
 def similarity(a: npt.ArrayLike, b: npt.ArrayLike, name: str) -> npt.NDArray[np.float32]:
     """Scores (n, m) of each vector of ``a`` (n, d) with each vector of ``b`` (m, d); higher is more similar."""
     x, y = np.atleast_2d(_float(a, "a")), np.atleast_2d(_float(b, "b"))
+    if np.shape(a) == (0,):  # as `encode` returns it for no texts
+        x = np.empty((0, y.shape[1]), np.float32)
+    if np.shape(b) == (0,):
+        y = np.empty((0, x.shape[1]), np.float32)
     _check_shapes(x, y, pairwise=False)
     if name == "cosine":
         return np.asarray(_unit32(x) @ _unit32(y).T)

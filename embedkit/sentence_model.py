@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
+import numpy as np
 import numpy.typing as npt
 
 from . import _core
@@ -20,6 +21,7 @@ from .arguments import (
 )
 from .backends.engine import Counts, Engine, Plan
 from .backends.opening import OpenOptions, open_engine
+from .files import expanded
 from .inputs import check_unicode
 from .loaded_model import LoadedModel
 from .model_folder.folder import Settings
@@ -121,6 +123,13 @@ class SentenceModel(LoadedModel[Engine]):
             raise TypeError(f"prompts[{name!r}] must be a str, not {type(text).__name__}")
         return text or ""
 
+    @overload
+    def similarity(
+        self, embeddings1: npt.NDArray[Any], embeddings2: npt.NDArray[Any]
+    ) -> npt.NDArray[np.float32]: ...
+    @overload
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> Any: ...
+
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
         """Scores (n, m) of each of (n, dim) embeddings with each of (m, dim), by `similarity_fn_name`.
 
@@ -128,6 +137,13 @@ class SentenceModel(LoadedModel[Engine]):
             A float32 array; a torch tensor if a torch tensor was given.
         """
         return with_tensors(similarity, embeddings1, embeddings2, self.similarity_fn_name)
+
+    @overload
+    def similarity_pairwise(
+        self, embeddings1: npt.NDArray[Any], embeddings2: npt.NDArray[Any]
+    ) -> npt.NDArray[np.float32]: ...
+    @overload
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any: ...
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
         """Scores (n,) of row i of (n, dim) embeddings with row i of (n, dim), or with the one of (1, dim).
@@ -246,7 +262,7 @@ class SentenceModel(LoadedModel[Engine]):
             precision = check_precision(precision, engine.folder)
         write_folder(
             engine.folder,
-            Path(folder).expanduser(),
+            expanded(folder),
             precision=precision,
             settings=Settings(
                 self.prompts,

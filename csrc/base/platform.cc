@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <fstream>
+#include <string>
 #include <thread>
 
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
 #if defined(__linux__)
 #include <sched.h>
 #include <sys/auxv.h>
@@ -26,23 +30,44 @@ int affinity() {
   return static_cast<int>(std::thread::hardware_concurrency());
 }
 
-/// CPUs granted by the cgroup (version 2, then 1), or 0 for no limit.
-double read_quota() {
+/// CPUs that one cgroup grants, or 0 for no limit.
+double quota_of(const std::string& group, bool v2) {
   double granted = 0;
   double period = 0;
-  std::ifstream v2("/sys/fs/cgroup/cpu.max");  // "200000 100000", or "max 100000" for no limit
-  if (v2 >> granted >> period && granted > 0 && period > 0) return granted / period;
-  std::ifstream v1_quota("/sys/fs/cgroup/cpu/cpu.cfs_quota_us");
-  std::ifstream v1_period("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
-  if (v1_quota >> granted && v1_period >> period && granted > 0 && period > 0) return granted / period;
-  return 0;
+  if (v2) {
+    std::ifstream limit(group + "/cpu.max");  // "200000 100000", or "max 100000" for no limit
+    limit >> granted >> period;
+  } else {
+    std::ifstream(group + "/cpu.cfs_quota_us") >> granted;  // -1 for no limit
+    std::ifstream(group + "/cpu.cfs_period_us") >> period;
+  }
+  return granted > 0 && period > 0 ? granted / period : 0;
 }
 
 }  // namespace
 
+double cgroup_cpus(const std::string& groups_file, const std::string& mount) {
+  double least = 0;
+  std::ifstream groups(groups_file);  // "0::/system.slice/a.service"; of version 1 "4:cpu,cpuacct:/a"
+  for (std::string line; std::getline(groups, line);) {
+    const size_t first = line.find(':'), second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const bool v2 = second == first + 1;
+    if (!v2 && (',' + line.substr(first + 1, second - first - 1) + ',').find(",cpu,") == std::string::npos)
+      continue;
+    const std::string root = v2 ? mount : mount + "/cpu";
+    for (std::string path = line.substr(second + 1);; path.resize(path.rfind('/'))) {
+      const double granted = quota_of(root + path, v2);
+      if (granted > 0 && (least == 0 || granted < least)) least = granted;
+      if (path.find('/') == std::string::npos) break;
+    }
+  }
+  return least;
+}
+
 int default_threads() {
   // Read once: opening the files takes 20 microseconds, and every call of a short text asks.
-  static const double granted = read_quota();
+  static const double granted = cgroup_cpus("/proc/self/cgroup", "/sys/fs/cgroup");
   int threads = std::max(1, affinity());
   if (granted > 0) threads = std::min(threads, std::max(1, static_cast<int>(granted + 0.5)));
   return threads;
@@ -51,6 +76,12 @@ int default_threads() {
 void advise_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] size_t bytes) {
 #if defined(__linux__)
   madvise(data, bytes, MADV_HUGEPAGE);
+#endif
+}
+
+void release_freed_memory() {
+#if defined(__GLIBC__)
+  malloc_trim(0);
 #endif
 }
 

@@ -3,15 +3,24 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 namespace embedkit {
 
 /// Threads this process may use: its CPU affinity, bounded by the cgroup's quota; at least 1.
 int default_threads();
 
+/// CPUs that the cgroups (version 1 or 2) in `groups_file`, and those around them, grant below `mount`; 0 for
+/// no limit.
+double cgroup_cpus(const std::string& groups_file, const std::string& mount);
+
 /// Asks for huge pages below `bytes` bytes at `data`, both multiples of a huge page. Advice only: where the
 /// system has none, or refuses, it costs speed and nothing else.
 void advise_huge_pages(void* data, size_t bytes);
+
+/// Gives the memory that has been freed back to the system, where the C library can be told to (glibc). It
+/// keeps freed blocks that lie below one in use: beside packed matrices, all that their model was read with.
+void release_freed_memory();
 
 /// Calls `function` in the child of every later fork of this process, before fork returns there.
 void after_fork_in_child(void (*function)());

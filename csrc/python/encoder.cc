@@ -261,6 +261,7 @@ void bind_encoder(py::module_& m) {
     return names;
   });
   m.def("default_threads", &default_threads);
+  m.def("release_freed_memory", &release_freed_memory, py::call_guard<py::gil_scoped_release>());
   py::class_<Encoder>(m, "Encoder")
       .def(py::init(&make_encoder), py::arg("config"), py::arg("tensors"), py::arg("pooling"),
            py::arg("head"), py::arg("precision"))

@@ -66,6 +66,10 @@ class CoreEngine(Engine):
             first += len(block)
             yield result
 
+    def encode_one(self, text: str, plan: Plan, counts: Counts) -> Any:
+        """As `Engine.encode_one`."""
+        return self._run(self._tokens([text], 0, plan), 0, plan, counts)[0]
+
     def tokenize(self, blocks: Iterator[list[str]], plan: Plan) -> list[Any]:
         """As `Engine.tokenize`: texts if the core tokenizes them itself, otherwise ids.
 

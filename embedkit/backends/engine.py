@@ -232,6 +232,10 @@ class Engine(ABC):
             The results of the next window: (n, columns), or a list of (tokens, hidden_size).
         """
 
+    def encode_one(self, text: str, plan: Plan, counts: Counts) -> Any:
+        """`encode` of a single text without windows, or None where that saves nothing."""
+        return None
+
     @abstractmethod
     def tokenize(self, blocks: Iterator[list[str]], plan: Plan) -> list[Any]:
         """The first half of `encode`, for a caller that overlaps it with encoding other texts.

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..backends.onnx_files import DESCRIPTION, FORMAT, PRECISIONS, file_hash
 from ..encoder import Encoder
+from ..files import expanded
 from ..inputs import TextsWarning
 from ..model_folder.fingerprint import fingerprint, source_weights_hash
 from ..model_folder.folder import Settings
@@ -105,7 +106,7 @@ def export_onnx(
         raise ValueError(
             f"{core!r} computes in {computed}; open it with precision='fp32', and give export_onnx the precision"
         )
-    return _export(core, Path(folder).expanduser(), precision)
+    return _export(core, expanded(folder), precision)
 
 
 def _check_one_transformer(core: Encoder) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..files import expanded
 from .errors import ModelMismatchError
 from .storage.manifest import EncoderEntry, Manifest
 
@@ -59,7 +60,7 @@ def describe_encoder(encoder: TextEncoder) -> EncoderEntry:
         raise TypeError(f"the encoder's fingerprint must be a string, not {encoder.fingerprint!r:.80}")
     description = encoder.describe()
     model = str(description["model"])
-    folder = Path(model).expanduser()
+    folder = expanded(model)
     return EncoderEntry(
         # a folder must be found again from another working directory
         model=str(folder.resolve()) if folder.is_dir() else model,

@@ -12,6 +12,7 @@ from ..arguments import check_positive, check_threads
 from ..documents.document import Document
 from ..documents.errors import OnError
 from ..documents.passages import Passages
+from ..files import expanded
 from .auto.tune import Tuned, tune
 from .build import build as building
 from .build import change, transfer
@@ -467,4 +468,4 @@ def _place(path: PathLike) -> Path:
     """``path``, in which ``~`` is the home folder, as where models are opened and saved."""
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"path is the folder of the index, a str or a Path, not {type(path).__name__}")
-    return Path(path).expanduser()
+    return expanded(path)

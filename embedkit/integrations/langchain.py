@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -26,6 +25,7 @@ except ImportError as error:
 
 from ..documents import Document as IndexDocument
 from ..encoder import Encoder
+from ..files import expanded
 from ..index import Index, IndexNotFoundError, InputError, ResumeError
 from ..index.search.hits import split_fields
 from ..index.storage.document_store import StoredDocument
@@ -111,7 +111,7 @@ class EmbedkitVectorStore(VectorStore):
         factory: str = "auto",
     ) -> None:
         """Open the index if there is one."""
-        self._path = Path(path).expanduser().absolute()
+        self._path = expanded(path).absolute()
         self._metric: Metric = metric
         self._factory = factory
         if embedding is not None and not isinstance(embedding, EmbedkitEmbeddings | Encoder):

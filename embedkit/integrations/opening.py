@@ -7,12 +7,12 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from ..backends.engine import Engine
 from ..encoder import Encoder
+from ..files import expanded
 
 __all__ = ["check_options", "encode_rows", "encoder_of", "open_encoder"]
 
@@ -76,7 +76,7 @@ def check_options(model: Any, options: Any, *, saved: bool = True) -> tuple[str 
                 f"{name}={value!r} cannot be saved as JSON, as the host library does; "
                 "use strings, numbers, or lists and dicts of them"
             ) from None
-    if model and (folder := Path(model).expanduser()).is_dir():
+    if model and (folder := expanded(model)).is_dir():
         model = os.path.abspath(folder)
     return model, dict(options)
 
@@ -107,7 +107,7 @@ def open_encoder(model: str | None, options: Mapping[str, Any]) -> Encoder:
 
 def _identity(model: str | None) -> list[Any]:
     """What changes when ``model`` means other weights: a folder's real path and its files; a name stays itself."""
-    folder = Path(model or "").expanduser()
+    folder = expanded(model or "")
     if not model or not folder.is_dir():
         return [model]
     files = [(path, path.stat()) for path in sorted(folder.rglob("*")) if path.is_file()]

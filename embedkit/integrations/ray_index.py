@@ -33,6 +33,7 @@ from ..arguments import check_positive
 from ..documents.document import Document
 from ..documents.errors import InputError, OnError, reject
 from ..documents.readers import check_fields
+from ..files import expanded
 from ..index import Index
 from ..index.build.resume import resumable_rows
 from ..index.build.settings import BuildSettings, Progress, Report
@@ -132,7 +133,7 @@ def build_index(
         BuildError: Ray gave up on the job. Finished shards are kept, and the same call resumes.
         Others: as `Index.build`.
     """
-    root = Path(path).expanduser()
+    root = expanded(path)
     check_fields(text_field, id_field)
     name, given = check_options(model, options, saved=False)
     device = str(given.get("device", "cpu"))

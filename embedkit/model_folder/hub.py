@@ -7,6 +7,7 @@ import re
 from glob import escape
 from pathlib import Path
 
+from ..files import expanded
 from .folder import BUILTIN
 from .tokenizer_files import TOKENIZER_FILES
 
@@ -67,7 +68,7 @@ def resolve(
         ImportError: a download is needed and ``huggingface-hub`` is not installed.
     """
     name = os.fspath(model)
-    path = Path(model).expanduser()
+    path = expanded(model)
     if name and path.exists():
         return path
     if not _REPOSITORY.fullmatch(name) or isinstance(model, os.PathLike):
@@ -81,7 +82,12 @@ def resolve(
     try:
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
-    except ImportError:
+    except ImportError as error:
+        if error.name != "huggingface_hub":
+            raise ImportError(
+                f"fetching {repository!r} from the Hugging Face Hub needs huggingface-hub 0.25 or later; the one that "
+                f"is installed cannot be used ({error}): pip install -U huggingface-hub"
+            ) from error
         raise ImportError(
             f"no folder {name!r} exists, and fetching {repository!r} from the Hugging Face Hub needs the "
             "package huggingface-hub: pip install huggingface-hub"

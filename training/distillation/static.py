@@ -28,6 +28,7 @@ from ... import _core
 from ...backends.core_engine import load_core
 from ...backends.engine import tokenizer_of
 from ...backends.opening import default_threads
+from ...files import expanded
 from ...model_folder.folder import BUILTIN, ModelFolder, open_folder
 from ...model_folder.hub import resolve
 from ...model_folder.json_file import present, read_json, write_json
@@ -106,7 +107,7 @@ def distill_static(
             f"{path}: hidden_size is {folder.hidden_size}; a static model of it has at most as many dimensions, "
             f"not {options.dimension}"
         )
-    target = Path(output).expanduser()
+    target = expanded(output)
     check_new_folder(target)
     begin = time.perf_counter()
     vectors = _vocabulary_vectors(folder, options.threads)

@@ -33,6 +33,28 @@ def test_encoding_loads_nothing_heavy(make_model: Callable[..., Path]) -> None:
     assert "numpy" in loaded and not set(HEAVY) & loaded
 
 
+def test_a_progress_bar_that_nobody_sees_is_not_made(make_model: Callable[..., Path]) -> None:
+    """Services log at level INFO; tqdm would start a thread."""
+    script = (
+        "import logging, sys, threading; logging.basicConfig(level=logging.INFO)\n"
+        "from embedkit import Encoder; Encoder(sys.argv[1]).encode(['a', 'b'])\n"
+        "print('tqdm' in sys.modules, threading.active_count())"
+    )
+    assert run(script, str(make_model())) == "False 1\n"
+
+
+def test_a_subinterpreter_is_refused() -> None:
+    """Loading the core there would wait for ever."""
+    script = (
+        "try:\n    import _interpreters as interpreters\n"
+        "except ImportError:\n    import _xxsubinterpreters as interpreters\n"
+        "said = 'import sys\\n'\n"
+        "said += 'try:\\n    import embedkit\\nexcept ImportError as error:\\n    print(error, flush=True)'\n"
+        "interpreters.run_string(interpreters.create(), said)"
+    )
+    assert "cannot be imported in a subinterpreter; with mod_wsgi" in run(script)
+
+
 def test_import_is_quick() -> None:
     script = "import time; start = time.process_time(); import embedkit; print(time.process_time() - start)"
     seconds = min(float(run(script)) for _ in range(5))

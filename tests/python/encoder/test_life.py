@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import pickle
+import platform
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,50 @@ def test_pickle(make_model: Make, precision: str) -> None:
     encoder.close()
     with pytest.raises(ValueError, match="closed"):
         pickle.dumps(encoder)
+
+
+@pytest.mark.parametrize(
+    "changed", [lambda texts: texts.__delitem__(slice(4, None)), lambda texts: texts.append("b")]
+)
+def test_texts_are_those_of_the_call(make_model: Make, changed: Callable[[list[str]], None]) -> None:
+    """Another thread may change the list meanwhile."""
+
+    class Changed(list[str]):
+        def __getitem__(self, place):  # type: ignore[no-untyped-def,override]
+            changed(self)
+            return super().__getitem__(place)
+
+    encoder = Encoder(make_model())
+    np.testing.assert_array_equal(encoder.encode(Changed(TEXTS)), encoder.encode(TEXTS))
+
+
+@pytest.mark.skipif(
+    not Path("/proc/self/status").exists() or platform.libc_ver()[0] != "glibc",
+    reason="it is glibc that keeps memory",
+)
+def test_a_closed_model_gives_its_memory_back(make_model: Make) -> None:
+    folder = make_model(layers=4, hidden=512, intermediate=2048)
+    script = """if True:
+        import gc, sys
+        from embedkit import Encoder, _core
+
+        def used():
+            lines = open("/proc/self/status").read().splitlines()
+            return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1024
+
+        before = used()
+        for _ in range(4):
+            encoder = Encoder(sys.argv[1], precision="int8", threads=1)
+            encoder.encode("a")
+            opened = used()
+            encoder.close()
+            gc.collect()
+            print(opened - before, used() - before)
+        """
+    command = [sys.executable, "-c", script, str(folder)]
+    out = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    opened, closed = zip(*(map(float, line.split()) for line in out.splitlines()), strict=True)
+    assert max(closed) < 12 and max(opened) < 1.3 * min(opened) + 4
 
 
 def test_pickle_of_a_relative_path(make_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,14 @@ def test_int8_vectors_are_compared_without_overflow() -> None:
     assert similarity(a, a, "dot")[0, 0] == 1_000_000
 
 
+def test_no_vectors_are_similar_to_none(vectors: np.ndarray) -> None:
+    """`encode` returns (0,) for an empty list."""
+    none = np.array([])
+    assert similarity(none, vectors, "cosine").shape == (0, len(vectors))
+    assert similarity(vectors, none, "euclidean").shape == (len(vectors), 0)
+    assert similarity(none, none, "dot").shape == (0, 0)
+
+
 def test_texts_in_place_of_vectors() -> None:
     for call in (
         lambda: similarity(["a text"], ["another"], "cosine"),  # type: ignore[list-item]

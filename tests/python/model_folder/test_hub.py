@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,6 +36,18 @@ def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ImportError, match="pip install huggingface-hub"):
         resolve("org/name", **NO_HUB)
+
+
+def test_package_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=None))
+    monkeypatch.setitem(sys.modules, "huggingface_hub.errors", ModuleType("huggingface_hub.errors"))
+    with pytest.raises(ImportError, match=r"needs huggingface-hub 0.25 or later; the one that is installed"):
+        resolve("org/name", **NO_HUB)
+
+
+def test_home_folder_that_does_not_exist() -> None:
+    with pytest.raises(FileNotFoundError, match="'~nobody-of-this-name/x': no such home folder"):
+        resolve("~nobody-of-this-name/x", **NO_HUB)
 
 
 def test_model_that_is_not_cached(tmp_path: Path) -> None:
