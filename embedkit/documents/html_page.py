@@ -185,4 +185,4 @@ class _Text(HTMLParser):
 
 def _level(tag: str) -> int:
     """Of a heading; 0 for other tags."""
-    return int(tag[1]) if len(tag) == 2 and tag[0] == "h" and tag[1].isdigit() else 0
+    return int(tag[1]) if re.fullmatch("h[1-6]", tag) else 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import io
 import re
+import unicodedata
 import zipfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -61,6 +62,7 @@ _WIDER = {  # what browsers read for an encoding: the one that most pages mean, 
 }
 _HEADING = re.compile(r"^#{1,2}[ \t]+(\S.*)$", re.MULTILINE)
 _UNDERLINED = re.compile(r"\s*(?!#{1,6}[ \t]|```|~~~)(\S.*)\n=+[ \t\r]*$", re.MULTILINE)
+_LIGATURES = {point: unicodedata.normalize("NFKC", chr(point)) for point in range(0xFB00, 0xFB07)}
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})(.*)$", re.MULTILINE)
 
 
@@ -248,6 +250,7 @@ def _pdf(file: IO[bytes]) -> tuple[str, dict[str, Any]]:
         raise UnreadableError(f"the PDF is damaged: {' '.join(str(error).split())[:200]}") from None
     # fonts without a table of characters yield lone surrogates and NULs
     text = text.replace("\x00", "").encode("utf-8", "replace").decode("utf-8")
+    text = text.translate(_LIGATURES)  # ff fi fl ffi ffl st: glyphs of a font, which models do not know
     return text, {"pages": pages, **({"title": str(title)} if title else {})}
 
 

@@ -60,6 +60,9 @@ from embedkit.documents.whole import UnreadableError, read_whole
         ("<p>a < b &amp; c<d", ("a < b & c<d", {})),
         ("<p>a<!-- b<p>c", ("a<!-- b<p>c", {})),
         ("<p>a<b x='<p>c<p>d</p>", ("a<b x='<p>c\nd", {})),
+        # tags that only look like those of headings
+        ("<p>if x<h² then</p><p>a</h²> b", ("if x\na b", {})),
+        ("<h9>a</h9> b<h²>", ("a b", {})),
     ],
 )
 def test_html(page: str, expected: tuple[str, dict[str, Any]]) -> None:
@@ -287,6 +290,25 @@ def test_pdf_encrypted_with_aes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pypdf, "PdfReader", no_cryptography)
     with pytest.raises(UnreadableError, match=r"encrypted with AES, .*: pip install cryptography"):
         read_whole("pdf", b"")
+
+
+def test_ligatures_of_a_pdf_are_letters() -> None:
+    pytest.importorskip("pypdf")
+    content = r"BT /F1 12 Tf 20 100 Td (\014nal e\016cient work) Tj ET"
+    font = "/Type /Font /Subtype /Type1 /BaseFont /CMR10 /Encoding << /Differences [12 /fi 14 /ffi] >>"
+    objects = (
+        "<< /Type /Catalog /Pages 2 0 R >>",
+        "<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        f"<< /Type /Page /Parent 2 0 R /Resources << /Font << /F1 << {font} >> >> >> /Contents 4 0 R >>",
+        f"<< /Length {len(content)} >>\nstream\n{content}\nendstream",
+    )
+    pdf, places = "%PDF-1.4\n", []
+    for number, one in enumerate(objects, 1):
+        places.append(len(pdf))
+        pdf += f"{number} 0 obj\n{one}\nendobj\n"
+    table = "".join(f"{place:010d} 00000 n \n" for place in places)
+    pdf += f"xref\n0 5\n0000000000 65535 f \n{table}trailer << /Size 5 /Root 1 0 R >>\nstartxref\n{len(pdf)}\n%%EOF"
+    assert read_whole("pdf", pdf.encode())[0] == "final efficient work"
 
 
 def test_long_runs_take_no_time() -> None:
