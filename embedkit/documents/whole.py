@@ -52,13 +52,18 @@ _CHARSET = re.compile(rb"""<meta\s[^>]*charset\s*=\s*["']?([\w-]+)""", re.IGNORE
 _CHARSET_WITHIN = 1024  # bytes, as browsers look for it
 # All of which browsers read as windows-1252.
 _WESTERN = ("iso-8859-1", "latin1", "us-ascii", "ascii", "cp1252")
-_ENCODING = re.compile(r"windows-125\d|iso-8859-\d+|koi8-[ru]|euc-jp|iso-2022-jp")
+_ENCODING = re.compile(r"windows-125\d|iso-8859-\d+|koi8-[ru]|iso-2022-jp")
+_WINDOWS = re.compile(r"(?:windows-|cp)(?:125\d|874)")
+_CONTROLS = {0xDC00 + byte: byte for byte in range(0x80, 0xA0)}  # by what "surrogateescape" makes of a byte
 _WIDER = {  # what browsers read for an encoding: the one that most pages mean, which holds it
     **dict.fromkeys(_WESTERN, "cp1252"),
     **dict.fromkeys(("shift_jis", "shift-jis", "sjis", "x-sjis", "windows-31j"), "cp932"),
     **dict.fromkeys(("gb2312", "gbk", "x-gbk", "gb18030"), "gb18030"),
     **dict.fromkeys(("euc-kr", "ks_c_5601-1987", "windows-949"), "cp949"),
     **dict.fromkeys(("big5", "big5-hkscs"), "big5hkscs"),
+    **dict.fromkeys(("euc-jp", "x-euc-jp"), "euc_jis_2004"),
+    **dict.fromkeys(("tis-620", "iso-8859-11", "windows-874"), "cp874"),
+    **dict.fromkeys(("iso-8859-9", "latin5"), "cp1254"),
 }
 _HEADING = re.compile(r"^#{1,2}[ \t]+(\S.*)$", re.MULTILINE)
 _UNDERLINED = re.compile(r"\s*(?!#{1,6}[ \t]|```|~~~)(\S.*)\n=+[ \t\r]*$", re.MULTILINE)
@@ -114,7 +119,7 @@ def read_whole(format: str, content: bytes | IO[bytes]) -> tuple[str, dict[str, 
         text = content.decode("iso-2022-jp" if seven_bits else "utf-8-sig")
     except UnicodeDecodeError as error:
         try:
-            text = content.decode(told or "utf-8")
+            text = _decode(content, told or "utf-8")
         except (LookupError, UnicodeError):  # no such encoding, or another than it says
             raise UnreadableError(not_utf8(content, error)) from None
     if format == "md":
@@ -129,6 +134,15 @@ def _charset(content: bytes) -> str | None:
     told = _CHARSET.search(content[:_CHARSET_WITHIN])
     name = told[1].decode("ascii").lower() if told else ""
     return _WIDER.get(name, name if _ENCODING.fullmatch(name) else None)
+
+
+def _decode(content: bytes, encoding: str) -> str:
+    """Text in ``encoding``; bytes of Windows' that it leaves undefined are control characters, as in browsers."""
+    if _WINDOWS.fullmatch(encoding) is None:
+        return content.decode(encoding)
+    text = content.decode(encoding, "surrogateescape").translate(_CONTROLS)
+    text.encode()  # raises where other bytes are left
+    return text
 
 
 def _markdown(text: str) -> tuple[str, dict[str, Any]]:
@@ -177,8 +191,10 @@ def within(spans: Sequence[tuple[int, int]], at: int) -> bool:
 
 
 def heading_text(line: str) -> str:
-    """A heading of Markdown after its marks: without blanks and the marks that may close it."""
-    return line.rstrip(" \t\r").rstrip("#").rstrip(" \t") or line.strip()
+    """A heading of Markdown after its marks: without blanks and the marks that may close it, which follow a blank."""
+    line = line.rstrip(" \t\r")
+    text = line.rstrip("#")
+    return text.rstrip(" \t") if text.endswith((" ", "\t")) else line
 
 
 def _front_matter(content: str) -> dict[str, Any] | None:

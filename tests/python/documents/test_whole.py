@@ -74,7 +74,10 @@ def test_html(page: str, expected: tuple[str, dict[str, Any]]) -> None:
     [
         ("# A title", "A title"),
         ("## A title ##  ", "A title"),
-        ("# C#", "C"),
+        ("## A title\t#", "A title"),
+        ("# Learning C#", "Learning C#"),
+        ("# C# #", "C#"),
+        ("# C#", "C#"),
         ("# #", "#"),
         ("#\ttab", "tab"),
     ],
@@ -185,6 +188,10 @@ def test_notes_of_word_follow_the_text() -> None:
         ("euc-kr", "cp949", "똠방각하"),
         ("big5", "big5hkscs", "香港嘅㗎"),
         ("euc-jp", "euc-jp", "日本語"),
+        ("EUC-JP", "euc_jis_2004", "第①"),
+        ("tis-620", "cp874", "“สวัสดี”"),
+        ("windows-874", "cp874", "สวัสดี"),
+        ("iso-8859-9", "cp1254", "“şarkı”"),
         ("windows-1251", "cp1251", "текст"),
         ("iso-8859-1", "cp1252", "“naïve”"),
         ("utf-8", "utf-8", "naïve"),
@@ -193,6 +200,13 @@ def test_notes_of_word_follow_the_text() -> None:
 def test_pages_in_the_encoding_that_they_name(name: str, encoding: str, text: str) -> None:
     page = f"<meta charset='{name}'><p>{text}</p>"
     assert read_whole("html", page.encode(encoding))[0] == text
+
+
+def test_undefined_bytes_of_windows_are_controls() -> None:
+    assert read_whole("html", b"<meta charset=windows-1252><p>caf\xe9 \x9d") == ("café \x9d", {})
+    assert read_whole("html", b"<meta charset=windows-1251><p>\xf2\x98") == ("т\x98", {})
+    with pytest.raises(UnreadableError, match="not valid UTF-8: byte 0xd2"):  # undefined in browsers as well
+        read_whole("html", b"<meta charset=windows-1253><p>\xd2")
 
 
 def test_word_tables_are_read_once() -> None:
