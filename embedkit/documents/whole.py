@@ -312,9 +312,12 @@ class _Word:
     """
 
     _SPACE = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
-    _TEXT = frozenset(("t", "tab", "br", "cr", "noBreakHyphen", "ptab"))
+    _MATH = "{http://schemas.openxmlformats.org/officeDocument/2006/math}t"  # the text of an equation
+    _TEXT = frozenset(("t", "tab", "br", "cr", "noBreakHyphen", "ptab", _MATH))
     _SECOND_FORM = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"  # of a text box
-    _HIDDEN = frozenset(("pPr", "rPr", "tblPr", "trPr", "tcPr", "sdtPr", "del", "moveFrom", _SECOND_FORM))
+    _READING = "rt"  # of a ruby
+    _PROPERTIES = frozenset(("pPr", "rPr", "tblPr", "trPr", "tcPr", "sdtPr"))
+    _HIDDEN = _PROPERTIES | {"del", "moveFrom", _READING, _SECOND_FORM}
 
     def __init__(self, style: Callable[[Any], Any]) -> None:
         self.title = ""
@@ -327,7 +330,10 @@ class _Word:
                 cells = self._below(child, frozenset(("tc",)))
                 yield "\t".join("\n".join(self.lines(cell, marked=False)) for _, cell in cells)
                 continue
-            text = "".join(str(part) for _, part in self._below(child, self._TEXT))
+            text = "".join(
+                (part.text or "") if kind == self._MATH else str(part)
+                for kind, part in self._below(child, self._TEXT)
+            )
             yield self._marks(child, text) + text if marked and text.strip() else text
             for _, box in self._below(child, frozenset(("txbxContent",))):
                 yield from self.lines(box, marked=marked)
@@ -347,5 +353,10 @@ class _Word:
             kind = child.tag.removeprefix(self._SPACE) if isinstance(child.tag, str) else ""
             if kind in kinds:
                 yield kind, child
-            elif kind not in self._HIDDEN and kind != "txbxContent":
+            elif kind not in self._HIDDEN and kind != "txbxContent" and not self._vanishes(child):
                 yield from self._below(child, kinds)
+
+    def _vanishes(self, element: Any) -> bool:
+        """Whether ``element`` is a run of hidden text."""
+        mark = element.find(f"{self._SPACE}rPr/{self._SPACE}vanish")
+        return mark is not None and mark.get(f"{self._SPACE}val") not in ("0", "false", "off")

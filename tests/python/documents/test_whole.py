@@ -56,6 +56,18 @@ from embedkit.documents.whole import UnreadableError, read_whole
         ("<p>a<template>b", ("a\nb", {})),
         ("<body><nav><a>Only</a></nav></body>", ("Only", {})),
         ("<title>T</title><script>x = '</nav>'</script><nav></nav>", ("", {"title": "T"})),
+        # readings, which need no end tags
+        (
+            "<p><ruby>東<rt>とう</rt>京<rt>きょう</rt></ruby>へ行く<ruby>漢字<rp>(</rp><rt>かんじ</rt><rp>)</rp></ruby>",
+            ("東京へ行く漢字", {}),
+        ),
+        ("<ruby>東<rt>とう<rb>京<rt>きょう</ruby>へ", ("東京へ", {})),
+        ("<ruby><rb>東<rb>京<rt>とう<rt>きょう<rtc><rt>Tōkyō</rtc></ruby>へ", ("東京へ", {})),
+        ("<h2><ruby>東<rp>(<rt>とう<rp>)</ruby>と</h2>a", ("## 東と\na", {})),
+        ("<ruby>漢<br>字<rt>かん<br>じ</rt></ruby>は", ("漢\n字は", {})),
+        # and hide nothing beyond their block
+        ("<p><ruby>漢<rt>かん</p>a<p>b<ruby>字<rt>じ<p>c", ("漢\na\nb字\nc", {})),
+        ("a<rt>b</rt>c", ("abc", {})),
         # tags and comments that do not end
         ("<p>a < b &amp; c<d", ("a < b & c<d", {})),
         ("<p>a<!-- b<p>c", ("a<!-- b<p>c", {})),
@@ -152,6 +164,30 @@ def test_word_text_in_controls_insertions_and_text_boxes() -> None:
     )
     word.core_properties.title = "Of the file"
     assert read_word(word)[1] == {"title": "Of the file"}
+
+
+def test_hidden_text_of_word() -> None:
+    word = pytest.importorskip("docx").Document()
+    last = word.add_paragraph("end")._p
+    run = "<w:r>{}<w:t>{}</w:t></w:r>"
+    ruby = "<w:r><w:ruby><w:rubyPr/><w:rt>{}</w:rt><w:rubyBase>{}</w:rubyBase></w:ruby></w:r>"
+    east = ruby.format(run.format("", "とう"), run.format("", "東"))
+    capital = ruby.format(run.format("", "きょう"), run.format("", "京"))
+    insert_xml(last, f"<w:p>{east}{capital}{run.format('', 'へ行く')}</w:p>")
+    hidden = run.format("<w:rPr><w:vanish/></w:rPr>", "hidden")
+    shown = run.format("<w:rPr><w:vanish w:val='0'/></w:rPr>", "shown")
+    insert_xml(last, f"<w:p>{hidden}{shown}</w:p>")
+    assert read_word(word)[0] == "東京へ行く\n\nshown\n\nend"
+
+
+def test_equations_of_word_are_read() -> None:
+    word = pytest.importorskip("docx").Document()
+    last = word.add_paragraph("end")._p
+    space = 'xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"'
+    equation = f"<m:oMath {space}><m:r><m:t>x</m:t></m:r><m:r><m:t>=5</m:t></m:r><m:r><m:t/></m:r></m:oMath>"
+    before, after = (f"<w:r><w:t xml:space='preserve'>{text}</w:t></w:r>" for text in ("area ", " m"))
+    insert_xml(last, f"<w:p>{before}{equation}{after}</w:p>")
+    assert read_word(word)[0] == "area x=5 m\n\nend"
 
 
 def test_notes_of_word_follow_the_text() -> None:
