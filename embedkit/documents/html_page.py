@@ -24,6 +24,8 @@ _CLOSED = frozenset(
     )
 )
 _VOID = frozenset(("br", "hr"))
+_READINGS = frozenset(("rt", "rp", "rtc"))
+"""What `ruby` writes above its text; each ends without an end tag at the next part or with the ruby."""
 _MOST_UNENDED = 20
 """Tags and comments of a page that do not end: after each, all of the page is read again."""
 
@@ -58,7 +60,7 @@ class _Text(HTMLParser):
         self.lines: list[str] = []
         self.title: list[str] = []
         self._line: list[str] = []
-        self._hides = hidden
+        self._hides = hidden | _READINGS
         self._open: list[
             str
         ] = []  # elements that need an end tag; "h" for headings, which any of theirs ends
@@ -91,13 +93,18 @@ class _Text(HTMLParser):
 
     def unclosed(self) -> frozenset[str]:
         """The kinds of hidden elements that are open."""
-        return self._hides.intersection(self._open) - _SCRIPTS
+        return self._hides.intersection(self._open) - _SCRIPTS - _READINGS
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "title":
             self._in_title = not self._count["svg"] and not self.title
             return
         block = tag in _LOOSE or tag in _CLOSED
+        if block and tag not in _VOID:
+            self._end_ruby()
+        part = tag in _READINGS or tag == "rb"
+        if part and self._open[-1:] and self._open[-1] in _READINGS:
+            self._pop()
         if tag == "body" or (block and self._hidden and self._hidden == self._count["head"]):
             while self._open:  # a head that was not closed
                 self._pop()
@@ -111,7 +118,7 @@ class _Text(HTMLParser):
                 self._end_line()
                 self._heading = level, len(self.lines)
             self._in_pre = tag == "pre" or (self._in_pre and not level)  # a heading: pre was not closed
-        if tag in _CLOSED or tag in _HIDDEN:
+        if tag in _CLOSED or tag in _HIDDEN or tag == "ruby" or (tag in _READINGS and self._count["ruby"]):
             name = "h" if level else tag
             self._open.append(name)
             self._count[name] += 1
@@ -124,6 +131,8 @@ class _Text(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         name = "h" if _level(tag) else tag
+        if tag in _LOOSE and tag not in _VOID:
+            self._end_ruby()
         if tag == "title":
             self._in_title = False
         elif self._count[name]:
@@ -133,13 +142,18 @@ class _Text(HTMLParser):
         elif (tag in _LOOSE or tag in _CLOSED) and not self._hidden:
             self._end_line()
 
+    def _end_ruby(self) -> None:
+        """End what was not closed where a block begins or ends, or its reading would hide the rest."""
+        while self._count["ruby"]:
+            self._pop()
+
     def _pop(self, *, closed: bool = False) -> None:
         """End the innermost open element; ``closed``: by its own tag."""
         name = self._open.pop()
         self._count[name] -= 1
         if name in self._hides:
             self._hidden -= 1
-        elif self._hidden:
+        elif self._hidden or name == "ruby":
             return
         elif name == "h":
             self._end_heading(closed=closed)
@@ -185,4 +199,4 @@ class _Text(HTMLParser):
 
 def _level(tag: str) -> int:
     """Of a heading; 0 for other tags."""
-    return int(tag[1]) if len(tag) == 2 and tag[0] == "h" and tag[1].isdigit() else 0
+    return int(tag[1]) if re.fullmatch("h[1-6]", tag) else 0

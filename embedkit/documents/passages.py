@@ -8,6 +8,7 @@ document's text), and the ``heading`` above it.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -23,11 +24,25 @@ FIELD = "passage"
 """The field of a passage's metadata that holds its place."""
 
 _HEADING = re.compile(r"(#{1,6})[ \t]+(\S.*)$")
-# a sentence's end, with the quotes and brackets after it; or the end of a line
+# Marks that end a sentence before a blank (the last ones are of Urdu, Arabic, Armenian, Ethiopic), and those that need
+# none (of Chinese and Japanese, Hindi, Burmese, Khmer). A full-width stop may also stand in a number or abbreviation.
+_MARKS = ".!?\u2026\u06d4\u061f\u0589\u1362\u1367\u1368"
+_MARKS_ALONE = "\u3002\uff01\uff1f\uff61\u0964\u0965\u104b\u17d4\u17d5"
+_FULL_STOP = r"\uff0e(?![\d\uff21-\uff3a\uff41-\uff5a])"
+# Quotes and brackets that close. “ closes („…“) directly after a mark; after a blank, and in Chinese, it opens.
+# » closes after a blank, too (« … »), unless a word follows (»…«).
+_CLOSING = r"[\"'\u201c\u201d\u2019)\]\u00bb\u203a]|[ \u00a0\u202f][\u00bb\u203a]"
+_CLOSING_ALONE = r"[\u201d\u2019)\]\u00bb\u203a\u300d\u300f\uff09\uff63]"
+_CLOSED_LATER = r"[\u00a0\u202f][\u00bb\u203a]| [\u00bb\u203a](?:[\s.,;:!?)\]]|\Z)"
+# a sentence's end with what closes after it; or the end of a line
 _END = re.compile(
-    r"(?<![.!?\u2026])[.!?\u2026]+[\"'\u201d\u2019)\]]*(?=\s)|[\u3002\uff01\uff1f]+[\u201d\u2019\u300d\u300f\uff09]*|\n"
+    rf"(?<![{_MARKS}])[{_MARKS}]+(?:{_CLOSING})*(?=\s|\Z)(?!{_CLOSED_LATER})"
+    rf"|(?:[{_MARKS_ALONE}]|{_FULL_STOP})+{_CLOSING_ALONE}*(?:[\"']+(?=\s|\Z))?"
+    r"|\n"
 )
 _WORD = re.compile(r"\S+")
+_JOINERS = "\u200d\u1039\u17d2"  # of emojis, and of letters in Burmese and Khmer
+_MOST_MOVED = 16  # characters; a family of emojis has 7 or more
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,13 +249,17 @@ class PassageCutter:
         for match in _WORD.finditer(text, unit.begin, unit.end):
             # without spaces between words (Chinese), characters; a token is mostly at least one
             step = most if match.end() - match.start() > 4 * most else match.end() - match.start()
-            words += [(at, min(at + step, match.end())) for at in range(match.start(), match.end(), step)]
+            at = match.start()
+            while at < match.end():
+                end = _border(text, at, at + step) if at + step < match.end() else match.end()
+                words.append((at, end))
+                at = end
         lengths = self._lengths([text[begin:end] for begin, end in words])
         while any(n > most and end - begin > 1 for (begin, end), n in zip(words, lengths, strict=True)):
             words = [
                 piece
                 for (begin, end), tokens in zip(words, lengths, strict=True)
-                for piece in _halves(begin, end, halve=tokens > most)
+                for piece in _halves(text, begin, end, halve=tokens > most)
             ]
             lengths = self._lengths([text[begin:end] for begin, end in words])
         parts: list[_Unit] = []
@@ -270,10 +289,22 @@ class PassageCutter:
         return [n if n != self._full else n + 1 for n in lengths]
 
 
-def _halves(begin: int, end: int, *, halve: bool) -> list[tuple[int, int]]:
+def _halves(text: str, begin: int, end: int, *, halve: bool) -> list[tuple[int, int]]:
     """The span, or its halves; a single character has none."""
     middle = (begin + end) // 2
-    return [(begin, middle), (middle, end)] if halve and middle > begin else [(begin, end)]
+    if not halve or middle == begin:
+        return [(begin, end)]
+    middle = _border(text, begin, middle)
+    return [(begin, middle), (middle, end)]
+
+
+def _border(text: str, begin: int, at: int) -> int:
+    """The nearest place before ``at``, or there, between two letters with their marks; ``at`` if there is none near."""
+    for place in range(at, max(begin, at - _MOST_MOVED), -1):
+        marks = unicodedata.category(text[place])[0] == "M" or text[place] == "\u200d"
+        if not marks and text[place - 1] not in _JOINERS:
+            return place
+    return at
 
 
 def _line_end(text: str, at: int) -> int:

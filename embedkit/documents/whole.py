@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import io
 import re
+import unicodedata
 import zipfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -51,16 +52,22 @@ _CHARSET = re.compile(rb"""<meta\s[^>]*charset\s*=\s*["']?([\w-]+)""", re.IGNORE
 _CHARSET_WITHIN = 1024  # bytes, as browsers look for it
 # All of which browsers read as windows-1252.
 _WESTERN = ("iso-8859-1", "latin1", "us-ascii", "ascii", "cp1252")
-_ENCODING = re.compile(r"windows-125\d|iso-8859-\d+|koi8-[ru]|euc-jp|iso-2022-jp")
+_ENCODING = re.compile(r"windows-125\d|iso-8859-\d+|koi8-[ru]|iso-2022-jp")
+_WINDOWS = re.compile(r"(?:windows-|cp)(?:125\d|874)")
+_CONTROLS = {0xDC00 + byte: byte for byte in range(0x80, 0xA0)}  # by what "surrogateescape" makes of a byte
 _WIDER = {  # what browsers read for an encoding: the one that most pages mean, which holds it
     **dict.fromkeys(_WESTERN, "cp1252"),
     **dict.fromkeys(("shift_jis", "shift-jis", "sjis", "x-sjis", "windows-31j"), "cp932"),
     **dict.fromkeys(("gb2312", "gbk", "x-gbk", "gb18030"), "gb18030"),
     **dict.fromkeys(("euc-kr", "ks_c_5601-1987", "windows-949"), "cp949"),
     **dict.fromkeys(("big5", "big5-hkscs"), "big5hkscs"),
+    **dict.fromkeys(("euc-jp", "x-euc-jp"), "euc_jis_2004"),
+    **dict.fromkeys(("tis-620", "iso-8859-11", "windows-874"), "cp874"),
+    **dict.fromkeys(("iso-8859-9", "latin5"), "cp1254"),
 }
 _HEADING = re.compile(r"^#{1,2}[ \t]+(\S.*)$", re.MULTILINE)
 _UNDERLINED = re.compile(r"\s*(?!#{1,6}[ \t]|```|~~~)(\S.*)\n=+[ \t\r]*$", re.MULTILINE)
+_LIGATURES = {point: unicodedata.normalize("NFKC", chr(point)) for point in range(0xFB00, 0xFB07)}
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})(.*)$", re.MULTILINE)
 
 
@@ -112,7 +119,7 @@ def read_whole(format: str, content: bytes | IO[bytes]) -> tuple[str, dict[str, 
         text = content.decode("iso-2022-jp" if seven_bits else "utf-8-sig")
     except UnicodeDecodeError as error:
         try:
-            text = content.decode(told or "utf-8")
+            text = _decode(content, told or "utf-8")
         except (LookupError, UnicodeError):  # no such encoding, or another than it says
             raise UnreadableError(not_utf8(content, error)) from None
     if format == "md":
@@ -127,6 +134,15 @@ def _charset(content: bytes) -> str | None:
     told = _CHARSET.search(content[:_CHARSET_WITHIN])
     name = told[1].decode("ascii").lower() if told else ""
     return _WIDER.get(name, name if _ENCODING.fullmatch(name) else None)
+
+
+def _decode(content: bytes, encoding: str) -> str:
+    """Text in ``encoding``; bytes of Windows' that it leaves undefined are control characters, as in browsers."""
+    if _WINDOWS.fullmatch(encoding) is None:
+        return content.decode(encoding)
+    text = content.decode(encoding, "surrogateescape").translate(_CONTROLS)
+    text.encode()  # raises where other bytes are left
+    return text
 
 
 def _markdown(text: str) -> tuple[str, dict[str, Any]]:
@@ -175,8 +191,10 @@ def within(spans: Sequence[tuple[int, int]], at: int) -> bool:
 
 
 def heading_text(line: str) -> str:
-    """A heading of Markdown after its marks: without blanks and the marks that may close it."""
-    return line.rstrip(" \t\r").rstrip("#").rstrip(" \t") or line.strip()
+    """A heading of Markdown after its marks: without blanks and the marks that may close it, which follow a blank."""
+    line = line.rstrip(" \t\r")
+    text = line.rstrip("#")
+    return text.rstrip(" \t") if text.endswith((" ", "\t")) else line
 
 
 def _front_matter(content: str) -> dict[str, Any] | None:
@@ -248,6 +266,7 @@ def _pdf(file: IO[bytes]) -> tuple[str, dict[str, Any]]:
         raise UnreadableError(f"the PDF is damaged: {' '.join(str(error).split())[:200]}") from None
     # fonts without a table of characters yield lone surrogates and NULs
     text = text.replace("\x00", "").encode("utf-8", "replace").decode("utf-8")
+    text = text.translate(_LIGATURES)  # ff fi fl ffi ffl st: glyphs of a font, which models do not know
     return text, {"pages": pages, **({"title": str(title)} if title else {})}
 
 
@@ -293,9 +312,12 @@ class _Word:
     """
 
     _SPACE = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
-    _TEXT = frozenset(("t", "tab", "br", "cr", "noBreakHyphen", "ptab"))
+    _MATH = "{http://schemas.openxmlformats.org/officeDocument/2006/math}t"  # the text of an equation
+    _TEXT = frozenset(("t", "tab", "br", "cr", "noBreakHyphen", "ptab", _MATH))
     _SECOND_FORM = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"  # of a text box
-    _HIDDEN = frozenset(("pPr", "rPr", "tblPr", "trPr", "tcPr", "sdtPr", "del", "moveFrom", _SECOND_FORM))
+    _READING = "rt"  # of a ruby
+    _PROPERTIES = frozenset(("pPr", "rPr", "tblPr", "trPr", "tcPr", "sdtPr"))
+    _HIDDEN = _PROPERTIES | {"del", "moveFrom", _READING, _SECOND_FORM}
 
     def __init__(self, style: Callable[[Any], Any]) -> None:
         self.title = ""
@@ -308,7 +330,10 @@ class _Word:
                 cells = self._below(child, frozenset(("tc",)))
                 yield "\t".join("\n".join(self.lines(cell, marked=False)) for _, cell in cells)
                 continue
-            text = "".join(str(part) for _, part in self._below(child, self._TEXT))
+            text = "".join(
+                (part.text or "") if kind == self._MATH else str(part)
+                for kind, part in self._below(child, self._TEXT)
+            )
             yield self._marks(child, text) + text if marked and text.strip() else text
             for _, box in self._below(child, frozenset(("txbxContent",))):
                 yield from self.lines(box, marked=marked)
@@ -328,5 +353,10 @@ class _Word:
             kind = child.tag.removeprefix(self._SPACE) if isinstance(child.tag, str) else ""
             if kind in kinds:
                 yield kind, child
-            elif kind not in self._HIDDEN and kind != "txbxContent":
+            elif kind not in self._HIDDEN and kind != "txbxContent" and not self._vanishes(child):
                 yield from self._below(child, kinds)
+
+    def _vanishes(self, element: Any) -> bool:
+        """Whether ``element`` is a run of hidden text."""
+        mark = element.find(f"{self._SPACE}rPr/{self._SPACE}vanish")
+        return mark is not None and mark.get(f"{self._SPACE}val") not in ("0", "false", "off")

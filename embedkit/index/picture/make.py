@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
-import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ import numpy as np
 from ...documents.errors import InputError
 from ..storage.faiss_index import Float32Array, Int64Array, faiss_threads, import_faiss
 from ..storage.vectors import normalize_rows
+from ..words.analyzer import runs_and_words
 from ..words.languages import AUTO, NONE, detect_language, stop_words
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ _SEED = 20240
 _LEAST_OF_UMAP = 4
 _MOST_CLUSTERS = 12
 _WORDS_OF_A_NAME = 3
-_WORD = re.compile(r"[^\W\d_]{2,}")
-_HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff]")
+_LETTERS = re.compile(r"[^\W\d]\D*")  # of a word, its marks included, without its numbers
+_HANGUL = re.compile("[\uac00-\ud7a3]")
 _TEXT_CHARACTERS = 240
 _MOST_VALUES = 9  # of a field that get a color of their own
 OTHER = "other"
@@ -208,13 +209,15 @@ def name_clusters(texts: Sequence[str], clusters: Int64Array, count: int) -> lis
 
 
 def _words_of(text: str, stops: frozenset[str]) -> set[str]:
-    words: set[str] = set()
-    for word in _WORD.findall(unicodedata.normalize("NFKC", text).lower()):
-        if _HAN.search(word):  # no spaces between words: their pairs of letters
-            words.update(word[at : at + 2] for at in range(len(word) - 1))
-        elif word not in stops and len(word) > 2:
-            words.add(word)
-    return words
+    runs, others = runs_and_words(text)
+    words = {piece for word in others for piece in _LETTERS.findall(word) if len(piece) > 2}
+    for letters in runs:
+        run = "".join(letters)
+        if _HANGUL.search(run) is None:  # no spaces between words: their pairs of letters
+            words.update(one + two for one, two in pairwise(letters))
+        elif len(letters) > 1:
+            words.add(run)
+    return words - stops
 
 
 def _alike(one: str, two: str) -> bool:

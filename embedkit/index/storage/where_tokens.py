@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
 
 __all__ = ["FUNCTIONS", "OF_TIME", "OWN", "WORDS", "Field", "Token", "field_of", "invalid", "tokens_of"]
@@ -11,11 +12,12 @@ _TOKEN = re.compile(
     r"(?P<space>\s+)"
     r"|(?P<string>'(?:[^']|'')*')"
     r'|(?P<quoted>"(?:[^"]|"")+")'
-    r"|(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))"
+    r"|(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![\w.]))"
     r"|(?P<name>[^\W\d]\w*(?:\.\w+)*)"
     r"|(?P<compare><=|>=|<>|!=|==|<|>|=)"
     r"|(?P<other>\|\||[-+*/%(),])"
 )
+_DIGITS = re.compile(r"\.?\d[\d.]*")
 WORDS = frozenset(
     re.findall(
         r"\w+",
@@ -81,16 +83,32 @@ def tokens_of(where: str) -> list[Token]:
     """The words of ``where``; the last one is of the kind "end"."""
     tokens = []
     at = 0
+    letters = where if where.isascii() else _marks_as_letters(where)
     while at < len(where):
-        match = _TOKEN.match(where, at)
+        match = _TOKEN.match(letters, at)
         if match is None or match[0] == "-" == where[at + 1 : at + 2]:
-            raise invalid(where, at, f"unexpected {where[at]!r}; strings are written in single quotes")
+            raise invalid(where, at, _unexpected(where, at))
         kind = match.lastgroup or ""
+        text = where[at : match.end()]
         if kind != "space":
-            word = "" if kind in ("string", "quoted", "number") else match[0].lower()
-            tokens.append(Token(kind, match[0], at, word))
+            word = "" if kind in ("string", "quoted", "number") else text.lower()
+            tokens.append(Token(kind, text, at, word))
         at = match.end()
     return [*tokens, Token("end", "", len(where), "")]
+
+
+def _marks_as_letters(where: str) -> str:
+    """``where`` with a letter for each combining mark (vowel signs, accents), which ``\\w`` does not match."""
+    return "".join("a" if unicodedata.category(one)[0] == "M" else one for one in where)
+
+
+def _unexpected(where: str, at: int) -> str:
+    """What is wrong with the character ``at``, which begins no word."""
+    digits = _DIGITS.match(where, at)
+    if digits is not None and not digits[0].isascii():
+        usual = "".join(one if one == "." else str(unicodedata.decimal(one)) for one in digits[0])
+        return f"{digits[0][:50]} is not written in the digits 0 to 9; write {usual[:50]}"
+    return f"unexpected {where[at]!r}; strings are written in single quotes"
 
 
 def field_of(where: str, token: Token) -> Field:

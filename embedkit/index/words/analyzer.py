@@ -24,7 +24,7 @@ from itertools import islice, pairwise
 
 from .languages import NONE, stop_words
 
-__all__ = ["Analyzer", "analyzer", "create_table"]
+__all__ = ["Analyzer", "analyzer", "create_table", "runs_and_words"]
 
 _MOST_WORDS = 512  # of a query, of which `Generation.asked` takes the rarest
 _CACHED_STEMS = 65_536
@@ -247,6 +247,13 @@ class Analyzer:
 def analyzer(language: str) -> Analyzer:
     """The `Analyzer` of ``language``, made once."""
     return Analyzer(language)
+
+
+def runs_and_words(text: str) -> tuple[list[list[str]], list[str]]:
+    """The runs of scripts without spaces in ``text``, each as its letters with their marks; and its other words."""
+    run, letter, word = _patterns()
+    text = _folded(text).lower()
+    return [letter.findall(found) for found in run.findall(text)], word.findall(run.sub(" ", text))
 
 
 def _folded(text: str) -> str:

@@ -56,10 +56,25 @@ from embedkit.documents.whole import UnreadableError, read_whole
         ("<p>a<template>b", ("a\nb", {})),
         ("<body><nav><a>Only</a></nav></body>", ("Only", {})),
         ("<title>T</title><script>x = '</nav>'</script><nav></nav>", ("", {"title": "T"})),
+        # readings, which need no end tags
+        (
+            "<p><ruby>東<rt>とう</rt>京<rt>きょう</rt></ruby>へ行く<ruby>漢字<rp>(</rp><rt>かんじ</rt><rp>)</rp></ruby>",
+            ("東京へ行く漢字", {}),
+        ),
+        ("<ruby>東<rt>とう<rb>京<rt>きょう</ruby>へ", ("東京へ", {})),
+        ("<ruby><rb>東<rb>京<rt>とう<rt>きょう<rtc><rt>Tōkyō</rtc></ruby>へ", ("東京へ", {})),
+        ("<h2><ruby>東<rp>(<rt>とう<rp>)</ruby>と</h2>a", ("## 東と\na", {})),
+        ("<ruby>漢<br>字<rt>かん<br>じ</rt></ruby>は", ("漢\n字は", {})),
+        # and hide nothing beyond their block
+        ("<p><ruby>漢<rt>かん</p>a<p>b<ruby>字<rt>じ<p>c", ("漢\na\nb字\nc", {})),
+        ("a<rt>b</rt>c", ("abc", {})),
         # tags and comments that do not end
         ("<p>a < b &amp; c<d", ("a < b & c<d", {})),
         ("<p>a<!-- b<p>c", ("a<!-- b<p>c", {})),
         ("<p>a<b x='<p>c<p>d</p>", ("a<b x='<p>c\nd", {})),
+        # tags that only look like those of headings
+        ("<p>if x<h² then</p><p>a</h²> b", ("if x\na b", {})),
+        ("<h9>a</h9> b<h²>", ("a b", {})),
     ],
 )
 def test_html(page: str, expected: tuple[str, dict[str, Any]]) -> None:
@@ -71,7 +86,10 @@ def test_html(page: str, expected: tuple[str, dict[str, Any]]) -> None:
     [
         ("# A title", "A title"),
         ("## A title ##  ", "A title"),
-        ("# C#", "C"),
+        ("## A title\t#", "A title"),
+        ("# Learning C#", "Learning C#"),
+        ("# C# #", "C#"),
+        ("# C#", "C#"),
         ("# #", "#"),
         ("#\ttab", "tab"),
     ],
@@ -148,6 +166,30 @@ def test_word_text_in_controls_insertions_and_text_boxes() -> None:
     assert read_word(word)[1] == {"title": "Of the file"}
 
 
+def test_hidden_text_of_word() -> None:
+    word = pytest.importorskip("docx").Document()
+    last = word.add_paragraph("end")._p
+    run = "<w:r>{}<w:t>{}</w:t></w:r>"
+    ruby = "<w:r><w:ruby><w:rubyPr/><w:rt>{}</w:rt><w:rubyBase>{}</w:rubyBase></w:ruby></w:r>"
+    east = ruby.format(run.format("", "とう"), run.format("", "東"))
+    capital = ruby.format(run.format("", "きょう"), run.format("", "京"))
+    insert_xml(last, f"<w:p>{east}{capital}{run.format('', 'へ行く')}</w:p>")
+    hidden = run.format("<w:rPr><w:vanish/></w:rPr>", "hidden")
+    shown = run.format("<w:rPr><w:vanish w:val='0'/></w:rPr>", "shown")
+    insert_xml(last, f"<w:p>{hidden}{shown}</w:p>")
+    assert read_word(word)[0] == "東京へ行く\n\nshown\n\nend"
+
+
+def test_equations_of_word_are_read() -> None:
+    word = pytest.importorskip("docx").Document()
+    last = word.add_paragraph("end")._p
+    space = 'xmlns:m="http://schemas.openxmlformats.org/officeDocument/2006/math"'
+    equation = f"<m:oMath {space}><m:r><m:t>x</m:t></m:r><m:r><m:t>=5</m:t></m:r><m:r><m:t/></m:r></m:oMath>"
+    before, after = (f"<w:r><w:t xml:space='preserve'>{text}</w:t></w:r>" for text in ("area ", " m"))
+    insert_xml(last, f"<w:p>{before}{equation}{after}</w:p>")
+    assert read_word(word)[0] == "area x=5 m\n\nend"
+
+
 def test_notes_of_word_follow_the_text() -> None:
     docx = pytest.importorskip("docx")
     word = docx.Document()
@@ -182,6 +224,10 @@ def test_notes_of_word_follow_the_text() -> None:
         ("euc-kr", "cp949", "똠방각하"),
         ("big5", "big5hkscs", "香港嘅㗎"),
         ("euc-jp", "euc-jp", "日本語"),
+        ("EUC-JP", "euc_jis_2004", "第①"),
+        ("tis-620", "cp874", "“สวัสดี”"),
+        ("windows-874", "cp874", "สวัสดี"),
+        ("iso-8859-9", "cp1254", "“şarkı”"),
         ("windows-1251", "cp1251", "текст"),
         ("iso-8859-1", "cp1252", "“naïve”"),
         ("utf-8", "utf-8", "naïve"),
@@ -190,6 +236,13 @@ def test_notes_of_word_follow_the_text() -> None:
 def test_pages_in_the_encoding_that_they_name(name: str, encoding: str, text: str) -> None:
     page = f"<meta charset='{name}'><p>{text}</p>"
     assert read_whole("html", page.encode(encoding))[0] == text
+
+
+def test_undefined_bytes_of_windows_are_controls() -> None:
+    assert read_whole("html", b"<meta charset=windows-1252><p>caf\xe9 \x9d") == ("café \x9d", {})
+    assert read_whole("html", b"<meta charset=windows-1251><p>\xf2\x98") == ("т\x98", {})
+    with pytest.raises(UnreadableError, match="not valid UTF-8: byte 0xd2"):  # undefined in browsers as well
+        read_whole("html", b"<meta charset=windows-1253><p>\xd2")
 
 
 def test_word_tables_are_read_once() -> None:
@@ -287,6 +340,25 @@ def test_pdf_encrypted_with_aes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pypdf, "PdfReader", no_cryptography)
     with pytest.raises(UnreadableError, match=r"encrypted with AES, .*: pip install cryptography"):
         read_whole("pdf", b"")
+
+
+def test_ligatures_of_a_pdf_are_letters() -> None:
+    pytest.importorskip("pypdf")
+    content = r"BT /F1 12 Tf 20 100 Td (\014nal e\016cient work) Tj ET"
+    font = "/Type /Font /Subtype /Type1 /BaseFont /CMR10 /Encoding << /Differences [12 /fi 14 /ffi] >>"
+    objects = (
+        "<< /Type /Catalog /Pages 2 0 R >>",
+        "<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+        f"<< /Type /Page /Parent 2 0 R /Resources << /Font << /F1 << {font} >> >> >> /Contents 4 0 R >>",
+        f"<< /Length {len(content)} >>\nstream\n{content}\nendstream",
+    )
+    pdf, places = "%PDF-1.4\n", []
+    for number, one in enumerate(objects, 1):
+        places.append(len(pdf))
+        pdf += f"{number} 0 obj\n{one}\nendobj\n"
+    table = "".join(f"{place:010d} 00000 n \n" for place in places)
+    pdf += f"xref\n0 5\n0000000000 65535 f \n{table}trailer << /Size 5 /Root 1 0 R >>\nstartxref\n{len(pdf)}\n%%EOF"
+    assert read_whole("pdf", pdf.encode())[0] == "final efficient work"
 
 
 def test_long_runs_take_no_time() -> None:

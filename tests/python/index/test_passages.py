@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,13 @@ class Bytes(Tokenizing):
         return {"input_ids": [[0] * min(2 + len(text.encode()), self.max_seq_length) for text in texts]}
 
 
+class Characters(Tokenizing):
+    """A token per character."""
+
+    def tokenize(self, texts: Iterable[str]) -> dict[str, list[list[int]]]:
+        return {"input_ids": [[0] * (2 + len(text)) for text in texts]}
+
+
 def cut(text: str, passages: str, encoder: Tokenizing | None = None) -> list[Document]:
     return PassageCutter(encoder or Tokenizing(), Passages.of(passages) or Passages(8)).cut(
         Document(text, "a")
@@ -57,6 +65,55 @@ def test_passages_end_at_sentences_and_headings() -> None:
     assert [place["heading"] for place in places] == ["Top", "Top", "Top > Below", "Top > Below"]
     assert [text[place["begin"] : place["end"]] for place in places] == [piece.text for piece in found]
     assert [(place["number"], place["count"]) for place in places] == [(n, 4) for n in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("between", "sentences"),
+    [
+        (" ", ["वह कल दिल्ली गया था।", "उसने कहा, 'हाँ, सुनो।'", "मौसम बहुत अच्छा था॥"]),
+        ("", ["वह कल दिल्ली गया था।", "मौसम बहुत अच्छा था।"]),
+        (" ", ["وہ کل لاہور گیا۔", "کیا تم آؤ گے؟", "ہاں بھئی ضرور۔"]),
+        (" ", ["Սա մի գիրք է։", "Այո, գիրք է։"]),
+        (" ", ["ሰላም ነው አሉ።", "እንዴት ነህ አሉ፧", "ደህና ነኝ አሉ፨"]),
+        ("", ["ထမင်း၊ ဟင်း စားပြီးပြီ။", "ကျွန်တော် ထမင်းစားသည်။"]),
+        (" ", ["គាត់ទៅផ្ទះហើយ។", "«គាត់ទៅផ្ទះ។»", "គាត់ទៅផ្ទះហើយ៕"]),
+        ("", ["彼は明日来ると言った｡", "｢はい、また明日ね｡｣", "値は３．５である．", "“是的，我们明天来。”"]),
+        (" ", ["Sie fragte: „Wirklich?“", "„Ja, ja!“, sagte er.", "„Ich komme morgen.“"]),
+        (" ", ["She said to him.", "“Yes, I know that.”", "“No,” he said."]),
+        (
+            " ",
+            [
+                "Elle dit : « Oui. »",
+                "« Vraiment\u00a0?\u00a0»",
+                "« Non\u202f!\u202f», dit-il.",
+                "‹ Ah, enfin ! ›",
+            ],
+        ),
+        (" ", ["Er kam wieder heim.", "»Ja, ja und nein«, sagte er."]),
+    ],
+)
+def test_sentences_end_in_other_scripts_and_quotes(between: str, sentences: list[str]) -> None:
+    most = max(map(len, sentences))
+    assert [piece.text for piece in cut(between.join(sentences), str(most), Characters())] == sentences
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    ["ที่นี่", "ပြီး", "ស្ត្រី", "か\u3099", "e\u0301\u0323", "👨\u200d👩\u200d👧", "❤\ufe0f", "1\ufe0f\u20e3"],
+)
+@pytest.mark.parametrize("encoder", [Characters(), Bytes()], ids=["step", "halves"])
+def test_letters_keep_their_marks(cluster: str, encoder: Tokenizing) -> None:
+    text = cluster * 90
+    found = [piece.text for piece in cut(text, "59", encoder)]
+    assert "".join(found) == text and len(found) > len(text) // 60
+    for piece in found:
+        assert unicodedata.category(piece[0])[0] != "M" and piece[0] != "\u200d"
+        assert piece[-1] not in "\u200d\u1039\u17d2"
+
+
+def test_a_letter_of_many_marks_is_cut() -> None:
+    text = "e" + "\u0301" * 500
+    assert "".join(piece.text for piece in cut(text, "60", Characters())) == text
 
 
 @pytest.mark.parametrize("passages", ["8", "8:4", "20:10", "62"])

@@ -127,6 +127,18 @@ def test_names_are_the_words_of_the_largest_weight() -> None:
     assert name_clusters(["?", "a b"], np.array([0, 1]), 2) == ["cluster 1", "cluster 2"]
 
 
+def test_names_of_clusters_in_other_scripts() -> None:
+    def name(*texts: str) -> set[str]:
+        return set(name_clusters([*texts, "?"], np.array([*[0] * len(texts), 1]), 2)[0].split(", "))
+
+    assert "मौसम" in name("दिल्ली में मौसम बहुत ठंडा है", "मौसम विभाग ने चेतावनी दी", "आज का मौसम")
+    assert name("இன்று வானிலை நன்று", "நாளை வானிலை மோசம்") == {"வானிலை"}
+    assert name("오늘 날씨가 좋다", "내일 날씨가 나쁘다") == {"날씨가"}
+    assert name("サッカー", "サッカー好") == {"サッ", "ッカ", "カー"}
+    assert name("ที่นี้", "ที่นี้") == {"ที่นี้"}  # a pair of letters, each with two marks
+    assert name("⚠️Warning3 of 2019", "Warning, covid19_x") == {"warning"}
+
+
 def test_a_page_needs_nothing_else_and_holds_texts_safely(index_path: Path, tmp_path: Path) -> None:
     with Index.open(index_path, FakeEncoder(truncate_dim=64)) as index:
         picture = make_picture(index, layout="pca", color="author.name")

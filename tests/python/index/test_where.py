@@ -151,11 +151,22 @@ def test_text_that_is_not_numeric_is_neither_true_nor_false(tmp_path: Path) -> N
         ("id = 9223372036854775808", "character 6: 9223372036854775808 has more than 64 bits"),
         ("a > -" + "9" * 5000, "character 6: 9{40} has more than 64 bits"),
         ("iif(" * 20 + "a" + " > b, a, b)" * 20, "its comparisons are nested too deeply"),
+        ("a > ２０", "character 5: ２０ is not written in the digits 0 to 9; write 20"),
+        ("a > 1٣.٥ and b", r"character 5: 1٣\.٥ is not written in the digits 0 to 9; write 13\.5"),
+        ("a = 1e５", "character 5: unexpected '1'"),
     ],
 )
 def test_what_is_wrong_is_named(where: str, told: str) -> None:
     with pytest.raises(ValueError, match=f"invalid condition .*{told}"):
         compile_where(where)
+
+
+def test_names_in_scripts_with_combining_marks(tmp_path: Path) -> None:
+    fields = {"शीर्षक": "ä", "größe": {"gro\u0308ße": 7}, "ชื่อ": ["ที่"]}
+    with Index.build(tmp_path / "index", [Document("text", "a", fields), "b"], FakeEncoder()) as index:
+        for where in ("शीर्षक = 'ä'", "größe.gro\u0308ße > 6", "'ที่' in ชื่อ", "शीर्षक not in ('a\u0308')"):
+            assert found(index, where) == {"a"}, where
+        assert found(index, "शीर्षक = 'a\u0308'") == set()
 
 
 def test_long_conditions_are_compiled(index: Index) -> None:
