@@ -97,6 +97,39 @@ def test_words_of_every_script(tmp_path: Path, text: str, words: list[str], abse
             assert "0" not in rows_found(index, word), word
 
 
+@pytest.mark.parametrize("language", ["none", "english"])
+def test_words_beside_symbols_are_found(tmp_path: Path, language: str) -> None:
+    cases = [
+        ("Lipitor™ lowers cholesterol", "lipitor Lipitor™"),
+        ("the GreenCard℠ of a bank", "greencard"),
+        ("option ⓐfirst", "first"),
+        ("①Open ❷Close", "open close"),
+        ("3½ cups", "3 ½"),
+        ("⚠️Warning of steam", "warning"),
+        ("Warning⚠️danger ahead", "danger"),
+        ("1️⃣Unplug it", "unplug 1"),
+        ("Great job🤣", "job"),
+        ("🤖Robots at work", "robots"),
+        ("price 500₽", "500"),
+        ("from \u2068Alice\u2069 today", "alice"),
+        ("\uf0b7Lentil soup", "lentil"),  # an icon of a private font
+        ("葛\U000e0100飾区に住む", "葛飾 葛\U000e0100飾"),
+        ("ᏣᎳᎩ ᎦᏬᏂᎯᏍᏗ", "ᏣᎳᎩ ꮳꮃꭹ"),
+        ("ᲗᲑᲘᲚᲘᲡᲘ", "თბილისი"),
+        ("𞤆𞤵𞤤𞤢𞤪", "𞤆𞤵𞤤𞤢𞤪"),
+        ("חׇכְמָה", "חכמה"),
+        ("لَهُۥ", "له"),
+        ("İzmir", "izmir"),
+    ]
+    texts = [text for text, _ in cases]
+    with Index.build(tmp_path / "index", texts, FakeEncoder(), language=language) as index:
+        for number, (_, words) in enumerate(cases):
+            for word in words.split():
+                assert str(number) in rows_found(index, word), word
+        assert rows_found(index, "™") == rows_found(index, "tm") == ["0"]
+        assert rows_found(index, "31") == rows_found(index, "🤣") == []
+
+
 def test_letters_and_their_marks_stay_together() -> None:
     none = Analyzer("none")
     assert none.text("苹果汁").split() == ["苹果", "果汁", "汁"]
