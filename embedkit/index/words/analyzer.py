@@ -21,7 +21,7 @@ import re
 import sqlite3
 import threading
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, pairwise
 
 from .languages import NONE, stop_words
@@ -45,6 +45,7 @@ _SOUTHEAST_ASIAN = (
     "\u0e01-\u0e3a\u0e40-\u0e4e\u0e81-\u0ebd\u0ec0-\u0ece\u0edc-\u0edf\u1000-\u103f\u1050-\u108f\u109a-\u109f"
     "\u1780-\u17d3\u17d7\u17dc\u17dd\ua9e0-\ua9ef\ua9fa-\ua9fe\uaa60-\uaa7f"
 )
+_NARROW = "\u3131-\u318e\uff66-\uffdc"  # of which NFKC makes letters of the scripts above
 _STACKERS = "\u1039\u17d2"  # the next consonant is written below the one before
 _LEFT_OUT = re.compile(
     "[\u00ad\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0610-\u061a\u0640\u064b-\u065f\u0670\u06d6-\u06dc"
@@ -82,14 +83,17 @@ def _apart() -> re.Pattern[str]:
     """A symbol, fraction or number in a circle whose letters and digits (by NFKC) would stick to those beside it."""
 
     def sticks(one: str) -> bool:
+        made = unicodedata.normalize("NFKC", one)
+        if not any(letter.isalnum() and not _ANY_UNSPACED.match(letter) for letter in made):
+            return False
         category = unicodedata.category(one)
         if category == "No":
             name = unicodedata.name(one)
             return "CIRCLED" in name or "FRACTION" in name
-        return category[0] == "S" and any(made.isalnum() for made in unicodedata.normalize("NFKC", one))
+        return category[0] == "S"
 
     basic = _ranges(point for point in range(0x80, 0x10000) if sticks(chr(point)))
-    return re.compile(f"[{basic}\U0001f100-\U0001f2ff]")  # of the others most, and few ranges are fast
+    return re.compile(f"[{basic}\U0001f100-\U0001f1ff]")  # of the others most, and few ranges are fast
 
 
 @functools.cache
@@ -98,6 +102,52 @@ def _patterns() -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
     letters, marks = f"[{_UNSPACED}{_SOUTHEAST_ASIAN}]", _marks()
     unit = f"{letters}(?:[{_STACKERS}]{letters}|[{marks}]){{,{_MOST_MARKS}}}"
     return re.compile(f"(?:{unit})+"), re.compile(unit), re.compile(f"(?:[^\\w{marks} ]|_)+")
+
+
+@functools.cache
+def _written() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """In a text that is not folded: a run of letters without spaces; what is between words of other scripts."""
+    letters, marks, out = f"{_UNSPACED}{_SOUTHEAST_ASIAN}{_NARROW}", _marks(), _LEFT_OUT.pattern[1:-1]
+    run = f"[{letters}][{letters}{marks}{out}]*"
+    return re.compile(run), re.compile(f"(?:(?:[^\\w{marks}{out} ]|[_{_KEYCAP}])[{out}]*)+")
+
+
+def _stretches(run: str, asked: frozenset[str]) -> Iterator[str]:
+    """The longest stretches of ``run`` whose pairs of letters are all ``asked`` for, and its letters that are.
+
+    Args:
+        run: of letters without spaces, not folded.
+        asked: pairs, and letters that stand alone, of a folded query.
+    """
+    folded, spans = _folded_with_spans(run)
+    letters = list(_patterns()[1].finditer(folded))
+    first = 0
+    for last, letter in enumerate(letters):
+        after = letters[last + 1] if last + 1 < len(letters) else None
+        if after and after.start() == letter.end() and letter[0] + after[0] in asked:
+            continue
+        if first < last or letter[0] in asked:
+            yield run[spans[letters[first].start()][0] : spans[letter.end() - 1][1]]
+        first = last + 1
+
+
+def _folded_with_spans(written: str) -> tuple[str, list[tuple[int, int]]]:
+    """``written`` folded; where in it that begins and ends of which each folded letter is made."""
+    folded = _folded(written)
+    if folded == written:
+        return folded, [(at, at + 1) for at in range(len(written))]
+    normal = functools.partial(unicodedata.normalize, "NFKC")
+    folded, spans, begin = "", [], 0
+    for at in range(1, len(written) + 1):
+        if at < len(written):
+            one, before = written[at], written[begin:at]
+            if _LEFT_OUT.match(one) or normal(before + one) != normal(before) + normal(one):
+                continue  # goes with the letters before
+        made = _folded(written[begin:at])
+        folded += made
+        spans += [(begin, at)] * len(made)
+        begin = at
+    return folded, spans
 
 
 def _pairs(letters: list[str]) -> list[str]:
@@ -229,16 +279,20 @@ class Analyzer:
     def finder(self, query: str) -> Callable[[str], list[str]]:
         """Finds the words of the beginning of a text that the beginning of ``query`` asks for.
 
-        Each is in the form that it has first in the text.
+        Each is as it is written where it is first in the text. In scripts without spaces, it is a stretch whose pairs
+        of letters are all in the query.
         """
-        run, _, between = _patterns()
-        query = query[:_SEARCHED]
-        runs = run.findall(_folded(query))
-        terms = frozenset(self.terms(query))
+        run, between = _written()
+        words = self.words(query[:_SEARCHED])
+        unspaced = frozenset(one.removesuffix("*") for one in words if _ANY_UNSPACED.match(one))
+        terms = frozenset(self.terms(query[:_SEARCHED])) - {one for one in words if _ANY_UNSPACED.match(one)}
 
         def found(text: str) -> list[str]:
             text = text[:_SEARCHED]
-            found = {one: None for one in runs if one in text}
+            found: dict[str, None] = {}
+            if unspaced:
+                for one in run.findall(text):
+                    found.update(dict.fromkeys(_stretches(one, unspaced)))
             words = iter(dict.fromkeys(between.sub(" ", run.sub(" ", text)).split()))
             left = set(terms)
             while left and (some := list(islice(words, _CUT_AT_ONCE))):

@@ -104,6 +104,7 @@ def test_words_beside_symbols_are_found(tmp_path: Path, language: str) -> None:
         ("the GreenCard℠ of a bank", "greencard"),
         ("option ⓐfirst", "first"),
         ("①Open ❷Close", "open close"),
+        ("⽇本の㍿ソニー", "日本 ソニー 会社"),  # a radical, as in the text of many PDFs
         ("3½ cups", "3 ½"),
         ("⚠️Warning of steam", "warning"),
         ("Warning⚠️danger ahead", "danger"),
