@@ -85,13 +85,13 @@ _STOP_WORDS = {
         man med mellan men mig min mot mycket ni nu när någon något några och om oss på samma sedan sig sin sina
         skulle som så till under upp ut utan vad var vara varför vi vid vilken än är över""",
     "danish": """af alle andet at blev blive bliver da de dem den denne der deres det dette dig din disse dog du efter
-        eller en end er et for fra ham han hans har havde have hende hendes her hos hun hvad hvis hvor i ikke ind jeg
-        jo kunne man mange med meget men mig min mine mod når ned noget nogle nu og også om op os over på sig sin
-        skal skulle som til ud under var vi vil ville være""",
-    "norwegian": """alle at av ble bli blir da de deg dei dem den denne der dere det dette di din disse du eit eller
-        en er et etter for fordi fra før ha hadde han hans har hun hva hvem hvis hvor i ikke inn jeg kan kom kunne
-        man mange med meg mellom men mer min mot må ned nei noe noen nå når og også om opp oss over på seg selv sin
-        skal skulle slik som så til under ut uten var ved vi vil ville være vært""",
+        eller en end er et for fordi fra før ham han hans har havde have hende hendes her hos hun hvad hvem hvis hvor i
+        ikke ind jeg jo kan kunne man mange med meget men mere mig min mine mod må når ned noget nogle nu og også om op
+        os over på selv sig sin skal skulle som så til ud under var ved vi vil ville være været""",
+    "norwegian": """alle at av ble bli blir da de deg dei dem den denne der dere det dette di din disse du eit eller en
+        enn er et etter for fordi fra før ha hadde han hans har her hos hun hva hvem hvis hvor i ikke inn jeg jo kan
+        kom kunne man mange med meg mellom men mer min mot mye må ned nei noe noen nå når og også om opp oss over på
+        seg selv sin skal skulle slik som så til under ut uten var ved vi vil ville være vært å""",
     "finnish": """ei eivät en että hän häntä he hänen ja jo joka jos jotka kanssa kuin kun me mikä minä minun mitä
         mukaan mutta mutta myös ne niin noin nyt ole oli olivat olla on ovat se sekä sen siitä sitä tai tämä tämän te
         tuo vain vaan voi yli""",
@@ -120,9 +120,10 @@ _OF_OTHERS = """od za iz kao što koji koja koje kako nije će biti više kada a
     els amb més aquest aquesta també són quan perquè després només
     ang mga ng isang ito ako mula siya niya lahat rin upang nila sila nang
     uchun haqida kerak barcha keyin juda mumkin ular yoki lekin edi ekan hamda
-    kui või ning väga pärast nende kuid selle olid kõik juba võib sest nagu"""
+    kui või ning väga pärast nende kuid selle olid kõik juba võib sest nagu
+    í að við ekki með eru frá það þar því eða hún"""
 """Of other languages, function words that none above has: of Croatian, Serbian and Bosnian; Slovenian; Polish; Czech
-and Slovak; Catalan; Tagalog; Uzbek; Estonian. They share others with those above."""
+and Slovak; Catalan; Tagalog; Uzbek; Estonian; Icelandic. They share others with those above."""
 _OF_RELATIVES = {
     "dutch": """nie hy sy vir hulle ek hierdie baie daardie sodat elkeen jy gewees asook""",
     "finnish": """mis aga ta sa nad nende tema mida kes veel kus teda mind""",
@@ -148,6 +149,7 @@ _RUSSIAN = re.compile("[ыэ]")  # of its relatives, only Belarusian has these
 _LEAST_SHARE = 0.06  # of function words; texts have 25 to 50 %, titles some 20 %
 _LEAST_WORDS = 3
 _AHEAD = 1.3  # times the share of the second language, if both are close relatives
+_SIBLINGS = {"danish", "norwegian"}  # which share most function words, and are told by the others
 _MOST_OF_OTHERS = 0.1  # for each function word found; other languages' texts have .14 and more, its own .006
 _LEAST_TO_LACK = 100  # words: one in ten Russian ones has such a letter
 
@@ -187,8 +189,13 @@ def detect_language(texts: Iterable[str]) -> str:
     found = sorted(
         ((sum(counts[word] for word in words), language) for language, words in _SETS.items()), reverse=True
     )
-    (most, language), (second, _) = found[:2]
-    if most < max(_LEAST_WORDS, _LEAST_SHARE * total) or most < _AHEAD * second:
+    (most, language), (second, follower) = found[:2]
+    if most < max(_LEAST_WORDS, _LEAST_SHARE * total):
+        return AUTO
+    shared = 0
+    if {language, follower} == _SIBLINGS:
+        shared = sum(counts[word] for word in _SETS[language] & _SETS[follower])
+    if most == second or most - shared < _AHEAD * (second - shared):
         return AUTO
     if language == "russian" and not _spelled_in_russian(counts):
         return AUTO

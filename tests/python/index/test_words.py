@@ -210,10 +210,13 @@ def test_the_language_is_told_by_its_function_words(texts: list[str], language: 
             "swedish",
             "Det här är boken som jag läste i går, men den är inte min. De kom med regnet på natten.",
         ),
-        ("danish", "Det her er en bog af min far, som jeg har læst. Hvad vil du mig? De gik ud efter mødet."),
+        (
+            "danish",
+            "Det her er bogen, som jeg læste i går, men den er ikke min. De kom ud efter mødet, og det blev sent.",
+        ),
         (
             "norwegian",
-            "Dette er en bok av min far, som jeg har lest. Hva vil du meg? Hun sa noe etter møtet.",
+            "Dette er boka som jeg leste i går, men den er ikke min. Hun sa noe om det etter møtet.",
         ),
         (
             "finnish",
@@ -260,6 +263,10 @@ def test_the_language_is_told_by_its_function_words(texts: list[str], language: 
         (
             "auto",
             "Ito ang aklat na binasa ko kahapon, pero hindi ito sa akin. Dumating sila kasama ng mga kapatid.",
+        ),
+        (
+            "auto",
+            "Þetta er bókin sem ég las í gær, en hún er ekki mín. Við komum með regninu og það var seint.",
         ),
         (
             "auto",
