@@ -1,7 +1,8 @@
 """From texts to words: what is stored of them, and what a query asks for.
 
-SQLite's FTS5 cuts words at everything but letters, digits and marks, and folds case and accents. What it lacks is done
-before:
+SQLite's FTS5 cuts words at everything but letters, digits and marks, and folds case and accents. Its tables are old: it
+takes newer emoji for letters and leaves newer capitals as they are. So texts that are not ASCII are cut and lowered
+before, as queries are. What else FTS5 lacks is done before, too:
 
 * Stems: FTS5's Porter stemmer for English, a Snowball stemmer (``snowballstemmer``) for other languages.
 * Scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese), and Korean, whose words carry particles: each
@@ -9,7 +10,8 @@ before:
   that a query of a single letter, which asks for a prefix, finds every one.
 * Words of any length: of a longer one, the first 8,192 letters count.
 * Unicode: NFKC, so that full-width and composed letters are found by their usual forms; the vowel points of Arabic and
-  Hebrew, soft hyphens and joiners are left out.
+  Hebrew, soft hyphens, joiners and variation selectors are left out. Symbols that NFKC makes letters or digits of are
+  words of their own: Java™ is java and tm, 3½ is 3, 1 and 2.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import re
 import sqlite3
 import threading
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, pairwise
 
 from .languages import NONE, stop_words
@@ -43,11 +45,14 @@ _SOUTHEAST_ASIAN = (
     "\u0e01-\u0e3a\u0e40-\u0e4e\u0e81-\u0ebd\u0ec0-\u0ece\u0edc-\u0edf\u1000-\u103f\u1050-\u108f\u109a-\u109f"
     "\u1780-\u17d3\u17d7\u17dc\u17dd\ua9e0-\ua9ef\ua9fa-\ua9fe\uaa60-\uaa7f"
 )
+_NARROW = "\u3131-\u318e\uff66-\uffdc"  # of which NFKC makes letters of the scripts above
 _STACKERS = "\u1039\u17d2"  # the next consonant is written below the one before
 _LEFT_OUT = re.compile(
-    "[\u00ad\u0591-\u05bd\u05bf\u05c1\u05c2\u0610-\u061a\u0640\u064b-\u065f\u0670\u06d6-\u06dc\u200d]"
+    "[\u00ad\u0591-\u05bd\u05bf\u05c1\u05c2\u05c4\u05c5\u05c7\u0610-\u061a\u0640\u064b-\u065f\u0670\u06d6-\u06dc"
+    "\u06df-\u06e8\u06ea-\u06ed\u08ca-\u08e1\u08e3-\u08ff\u180b-\u180f\u200d\ufe00-\ufe0f\U000e0100-\U000e01ef]"
 )
-_ASCII_WORD = re.compile("[^\\W_]+")
+_KEYCAP = "\u20e3"  # a mark, around the digit before it
+_NO_ASCII_WORD = re.compile("(?:[^\\w ]|_)+")
 _TURKISH_CAPITALS = str.maketrans({"I": "ı", "İ": "i"})  # of which str.lower makes other letters
 _ANY_UNSPACED = re.compile(f"[{_UNSPACED}{_SOUTHEAST_ASIAN}]")
 
@@ -59,7 +64,11 @@ def _marks() -> str:
         *range(0x300, 0x1F000),
         *range(0xE0100, 0xE01F0),
     )  # a tenth of all code points holds every mark
-    points = [point for point in assigned if unicodedata.category(chr(point))[0] == "M"]
+    return _ranges(point for point in assigned if unicodedata.category(chr(point))[0] == "M")
+
+
+def _ranges(points: Iterable[int]) -> str:
+    """Ascending code points, as the inside of a character class."""
     ranges: list[list[int]] = []
     for point in points:
         if ranges and point == ranges[-1][1] + 1:
@@ -70,11 +79,75 @@ def _marks() -> str:
 
 
 @functools.cache
+def _apart() -> re.Pattern[str]:
+    """A symbol, fraction or number in a circle whose letters and digits (by NFKC) would stick to those beside it."""
+
+    def sticks(one: str) -> bool:
+        made = unicodedata.normalize("NFKC", one)
+        if not any(letter.isalnum() and not _ANY_UNSPACED.match(letter) for letter in made):
+            return False
+        category = unicodedata.category(one)
+        if category == "No":
+            name = unicodedata.name(one)
+            return "CIRCLED" in name or "FRACTION" in name
+        return category[0] == "S"
+
+    basic = _ranges(point for point in range(0x80, 0x10000) if sticks(chr(point)))
+    return re.compile(f"[{basic}\U0001f100-\U0001f1ff]")  # of the others most, and few ranges are fast
+
+
+@functools.cache
 def _patterns() -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
-    """A run of letters without spaces; a letter of it with its marks; and a word of any other script."""
+    """A run of letters without spaces; a letter of it with its marks; what is between words of other scripts."""
     letters, marks = f"[{_UNSPACED}{_SOUTHEAST_ASIAN}]", _marks()
     unit = f"{letters}(?:[{_STACKERS}]{letters}|[{marks}]){{,{_MOST_MARKS}}}"
-    return re.compile(f"(?:{unit})+"), re.compile(unit), re.compile(f"(?:[^\\W_]|[{marks}])+")
+    return re.compile(f"(?:{unit})+"), re.compile(unit), re.compile(f"(?:[^\\w{marks} ]|_)+")
+
+
+@functools.cache
+def _written() -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """In a text that is not folded: a run of letters without spaces; what is between words of other scripts."""
+    letters, marks, out = f"{_UNSPACED}{_SOUTHEAST_ASIAN}{_NARROW}", _marks(), _LEFT_OUT.pattern[1:-1]
+    run = f"[{letters}][{letters}{marks}{out}]*"
+    return re.compile(run), re.compile(f"(?:(?:[^\\w{marks}{out} ]|[_{_KEYCAP}])[{out}]*)+")
+
+
+def _stretches(run: str, asked: frozenset[str]) -> Iterator[str]:
+    """The longest stretches of ``run`` whose pairs of letters are all ``asked`` for, and its letters that are.
+
+    Args:
+        run: of letters without spaces, not folded.
+        asked: pairs, and letters that stand alone, of a folded query.
+    """
+    folded, spans = _folded_with_spans(run)
+    letters = list(_patterns()[1].finditer(folded))
+    first = 0
+    for last, letter in enumerate(letters):
+        after = letters[last + 1] if last + 1 < len(letters) else None
+        if after and after.start() == letter.end() and letter[0] + after[0] in asked:
+            continue
+        if first < last or letter[0] in asked:
+            yield run[spans[letters[first].start()][0] : spans[letter.end() - 1][1]]
+        first = last + 1
+
+
+def _folded_with_spans(written: str) -> tuple[str, list[tuple[int, int]]]:
+    """``written`` folded; where in it that begins and ends of which each folded letter is made."""
+    folded = _folded(written)
+    if folded == written:
+        return folded, [(at, at + 1) for at in range(len(written))]
+    normal = functools.partial(unicodedata.normalize, "NFKC")
+    folded, spans, begin = "", [], 0
+    for at in range(1, len(written) + 1):
+        if at < len(written):
+            one, before = written[at], written[begin:at]
+            if _LEFT_OUT.match(one) or normal(before + one) != normal(before) + normal(one):
+                continue  # goes with the letters before
+        made = _folded(written[begin:at])
+        folded += made
+        spans += [(begin, at)] * len(made)
+        begin = at
+    return folded, spans
 
 
 def _pairs(letters: list[str]) -> list[str]:
@@ -168,10 +241,11 @@ class Analyzer:
             text = _folded(text)
             if _ANY_UNSPACED.search(text):
                 text = _patterns()[0].sub(_stored_pairs, text)
-        short = len(text) <= _LONGEST or all(len(piece) <= _LONGEST for piece in text.split())
-        if self._stem is None and short:
-            return text
-        words = [one[:_LONGEST] for one in _patterns()[2].findall(text.lower())]
+        elif self._stem is None:
+            short = len(text) <= _LONGEST or all(len(piece) <= _LONGEST for piece in text.split())
+            if short:
+                return text  # FTS5 cuts and lowers ASCII just so
+        words = _words_of(text)
         return " ".join(words if self._stem is None else map(self._stem, words))
 
     def words(self, query: str) -> list[str]:
@@ -187,14 +261,14 @@ class Analyzer:
         wanted: dict[str, str] = {}
         if self._turkish:
             query = query.translate(_TURKISH_CAPITALS)
-        text, word = query, _ASCII_WORD
+        text = query
         if not query.isascii():
-            run, letter, word = _patterns()
+            run, letter, _ = _patterns()
             text = _folded(query)
             for found in run.findall(text):
                 wanted.update((one, one) for one in _pairs(letter.findall(found)) or [f"{found}*"])
             text = run.sub(" ", text)
-        words = [one[:_LONGEST] for one in word.findall(text.lower())]
+        words = _words_of(text)
         telling = [one for one in words if one not in self._stops]
         if not telling and not wanted:
             telling = words
@@ -205,17 +279,21 @@ class Analyzer:
     def finder(self, query: str) -> Callable[[str], list[str]]:
         """Finds the words of the beginning of a text that the beginning of ``query`` asks for.
 
-        Each is in the form that it has first in the text.
+        Each is as it is written where it is first in the text. In scripts without spaces, it is a stretch whose pairs
+        of letters are all in the query.
         """
-        run, _, word = _patterns()
-        query = query[:_SEARCHED]
-        runs = run.findall(_folded(query))
-        terms = frozenset(self.terms(query))
+        run, between = _written()
+        words = self.words(query[:_SEARCHED])
+        unspaced = frozenset(one.removesuffix("*") for one in words if _ANY_UNSPACED.match(one))
+        terms = frozenset(self.terms(query[:_SEARCHED])) - {one for one in words if _ANY_UNSPACED.match(one)}
 
         def found(text: str) -> list[str]:
             text = text[:_SEARCHED]
-            found = {one: None for one in runs if one in text}
-            words = iter(dict.fromkeys(word.findall(run.sub(" ", text))))
+            found: dict[str, None] = {}
+            if unspaced:
+                for one in run.findall(text):
+                    found.update(dict.fromkeys(_stretches(one, unspaced)))
+            words = iter(dict.fromkeys(between.sub(" ", run.sub(" ", text)).split()))
             left = set(terms)
             while left and (some := list(islice(words, _CUT_AT_ONCE))):
                 self._cut([cut for one in some for cut in self.words(one)])  # all at once, for what follows
@@ -257,7 +335,14 @@ def runs_and_words(text: str) -> tuple[list[list[str]], list[str]]:
 
 
 def _folded(text: str) -> str:
+    text = _apart().sub(r" \g<0> ", text.replace(_KEYCAP, " "))
     return _LEFT_OUT.sub("", unicodedata.normalize("NFKC", text))
+
+
+def _words_of(text: str) -> list[str]:
+    """The words of a folded text or query in lower case, pairs of letters included."""
+    between = _NO_ASCII_WORD if text.isascii() else _patterns()[2]
+    return [one[:_LONGEST] for one in between.sub(" ", text.lower()).split()]
 
 
 def _stemmer(language: str) -> Callable[[str], str]:

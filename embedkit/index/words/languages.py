@@ -85,13 +85,13 @@ _STOP_WORDS = {
         man med mellan men mig min mot mycket ni nu när någon något några och om oss på samma sedan sig sin sina
         skulle som så till under upp ut utan vad var vara varför vi vid vilken än är över""",
     "danish": """af alle andet at blev blive bliver da de dem den denne der deres det dette dig din disse dog du efter
-        eller en end er et for fra ham han hans har havde have hende hendes her hos hun hvad hvis hvor i ikke ind jeg
-        jo kunne man mange med meget men mig min mine mod når ned noget nogle nu og også om op os over på sig sin
-        skal skulle som til ud under var vi vil ville være""",
-    "norwegian": """alle at av ble bli blir da de deg dei dem den denne der dere det dette di din disse du eit eller
-        en er et etter for fordi fra før ha hadde han hans har hun hva hvem hvis hvor i ikke inn jeg kan kom kunne
-        man mange med meg mellom men mer min mot må ned nei noe noen nå når og også om opp oss over på seg selv sin
-        skal skulle slik som så til under ut uten var ved vi vil ville være vært""",
+        eller en end er et for fordi fra før ham han hans har havde have hende hendes her hos hun hvad hvem hvis hvor i
+        ikke ind jeg jo kan kunne man mange med meget men mere mig min mine mod må når ned noget nogle nu og også om op
+        os over på selv sig sin skal skulle som så til ud under var ved vi vil ville være været""",
+    "norwegian": """alle at av ble bli blir da de deg dei dem den denne der dere det dette di din disse du eit eller en
+        enn er et etter for fordi fra før ha hadde han hans har her hos hun hva hvem hvis hvor i ikke inn jeg jo kan
+        kom kunne man mange med meg mellom men mer min mot mye må ned nei noe noen nå når og også om opp oss over på
+        seg selv sin skal skulle slik som så til under ut uten var ved vi vil ville være vært å""",
     "finnish": """ei eivät en että hän häntä he hänen ja jo joka jos jotka kanssa kuin kun me mikä minä minun mitä
         mukaan mutta mutta myös ne niin noin nyt ole oli olivat olla on ovat se sekä sen siitä sitä tai tämä tämän te
         tuo vain vaan voi yli""",
@@ -113,10 +113,45 @@ _STOP_WORDS = {
         pada para saat saya sebagai sebuah secara seperti serta sudah telah tidak untuk yang""",
 }
 
+_OF_OTHERS = """od za iz kao što koji koja koje kako nije će biti više kada ako može zbog prema nakon treba nisu također
+    tudi lahko kot še pri če vse zelo ker kjer vedno bodo imajo vsi kaj
+    się jest że jak dla czy przez tego są tylko już oraz bardzo być który które
+    jsem už jsou když nebo který není bylo aby než také sú alebo keď ktorý ktoré ako čo
+    els amb més aquest aquesta també són quan perquè després només
+    ang mga ng isang ito ako mula siya niya lahat rin upang nila sila nang
+    uchun haqida kerak barcha keyin juda mumkin ular yoki lekin edi ekan hamda
+    kui või ning väga pärast nende kuid selle olid kõik juba võib sest nagu
+    í að við ekki með eru frá það þar því eða hún"""
+"""Of other languages, function words that none above has: of Croatian, Serbian and Bosnian; Slovenian; Polish; Czech
+and Slovak; Catalan; Tagalog; Uzbek; Estonian; Icelandic. They share others with those above."""
+_OF_RELATIVES = {
+    "dutch": """nie hy sy vir hulle ek hierdie baie daardie sodat elkeen jy gewees asook""",
+    "finnish": """mis aga ta sa nad nende tema mida kes veel kus teda mind""",
+    "indonesian": """ialah kerana bahawa beliau sahaja tiada iaitu apabila manakala hendaklah daripada sekiranya boleh
+        mempunyai awak dah nak semasa sentiasa mahu selepas""",
+    "portuguese": """unha un non moi pola nun nunha dun dunha coa cos máis mentres tamén ata dende hai pero cando xa
+        moito moita á lle súa despois""",
+    "russian": """з що це як від але він його є ви ще які вже якщо або щоб чи її дуже після їх вона всі і
+        ў што гэта ён яна яны калі пра якія якая таксама ці толькі пасля
+        е се аз тя че ще са това като най към съм след през които трябва всички който във което един още този тази няма
+        ќе дека ги како тоа кој кои кога тој оваа еден
+        је није ће која које али бити био због само овај ово још када""",
+    "spanish": """unha non moi pola nunha dunha cos máis mentres tamén ata dende eles cando xa moito moita ao aos lle
+        súa""",
+    "turkish": """və üçün ilə həm hər çox nə mən sən görə isə edir də haqqında lakin ancaq əgər deyil mənim""",
+}
+"""Of relatives of a language, function words that it lacks: of Afrikaans; Estonian; Malay; Galician; Ukrainian,
+Belarusian, Bulgarian, Macedonian and Serbian; Galician; Azerbaijani."""
+
 _WORD = re.compile(r"[^\W\d_]+")
+_NO_RUSSIAN = re.compile("[іїєґўјљњћђ]")
+_RUSSIAN = re.compile("[ыэ]")  # of its relatives, only Belarusian has these
 _LEAST_SHARE = 0.06  # of function words; texts have 25 to 50 %, titles some 20 %
 _LEAST_WORDS = 3
 _AHEAD = 1.3  # times the share of the second language, if both are close relatives
+_SIBLINGS = {"danish", "norwegian"}  # which share most function words, and are told by the others
+_MOST_OF_OTHERS = 0.1  # for each function word found; other languages' texts have .14 and more, its own .006
+_LEAST_TO_LACK = 100  # words: one in ten Russian ones has such a letter
 
 
 def check_language(language: object) -> str:
@@ -143,7 +178,10 @@ def stop_words(language: str) -> frozenset[str]:
 
 
 def detect_language(texts: Iterable[str]) -> str:
-    """The language whose function words are the most frequent in ``texts``, or "auto" if it cannot be told."""
+    """The language whose function words are the most frequent in ``texts``.
+
+    "auto" if it cannot be told, or is probably another that shares some of them, as Ukrainian does with Russian.
+    """
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(_WORD.findall(text.lower()))
@@ -151,10 +189,29 @@ def detect_language(texts: Iterable[str]) -> str:
     found = sorted(
         ((sum(counts[word] for word in words), language) for language, words in _SETS.items()), reverse=True
     )
-    (most, language), (second, _) = found[:2]
-    if most < max(_LEAST_WORDS, _LEAST_SHARE * total) or most < _AHEAD * second:
+    (most, language), (second, follower) = found[:2]
+    if most < max(_LEAST_WORDS, _LEAST_SHARE * total):
         return AUTO
-    return language
+    shared = 0
+    if {language, follower} == _SIBLINGS:
+        shared = sum(counts[word] for word in _SETS[language] & _SETS[follower])
+    if most == second or most - shared < _AHEAD * (second - shared):
+        return AUTO
+    if language == "russian" and not _spelled_in_russian(counts):
+        return AUTO
+    others = sum(counts[word] for word in _OTHERS[language])
+    return AUTO if others >= max(2, _MOST_OF_OTHERS * most) else language
 
 
+def _spelled_in_russian(counts: Counter[str]) -> bool:
+    """Whether few words have letters that Russian lacks, and any, of enough, those that its relatives lack."""
+    total = sum(counts.values())
+    other = sum(count for word, count in counts.items() if _NO_RUSSIAN.search(word))
+    return 20 * other < total and (total < _LEAST_TO_LACK or any(map(_RUSSIAN.search, counts)))
+
+
+_OTHERS = {
+    language: frozenset((_OF_OTHERS + " " + _OF_RELATIVES.get(language, "")).split())
+    for language in _STOP_WORDS
+}
 _SETS = {language: frozenset(words.split()) for language, words in _STOP_WORDS.items()}

@@ -15,6 +15,7 @@ from fake_encoder import FakeEncoder
 from embedkit.index import BuildSettings, Document, Index, IndexDamagedError, ResumeError
 from embedkit.index.storage.layout import current_name
 from embedkit.index.storage.manifest import hash_file
+from embedkit.index.words import languages
 from embedkit.index.words.analyzer import Analyzer
 from embedkit.index.words.languages import LANGUAGES, check_language, detect_language, stop_words
 from embedkit.index.words.titles import titles_of
@@ -97,6 +98,40 @@ def test_words_of_every_script(tmp_path: Path, text: str, words: list[str], abse
             assert "0" not in rows_found(index, word), word
 
 
+@pytest.mark.parametrize("language", ["none", "english"])
+def test_words_beside_symbols_are_found(tmp_path: Path, language: str) -> None:
+    cases = [
+        ("Lipitor™ lowers cholesterol", "lipitor Lipitor™"),
+        ("the GreenCard℠ of a bank", "greencard"),
+        ("option ⓐfirst", "first"),
+        ("①Open ❷Close", "open close"),
+        ("⽇本の㍿ソニー", "日本 ソニー 会社"),  # a radical, as in the text of many PDFs
+        ("3½ cups", "3 ½"),
+        ("⚠️Warning of steam", "warning"),
+        ("Warning⚠️danger ahead", "danger"),
+        ("1️⃣Unplug it", "unplug 1"),
+        ("Great job🤣", "job"),
+        ("🤖Robots at work", "robots"),
+        ("price 500₽", "500"),
+        ("from \u2068Alice\u2069 today", "alice"),
+        ("\uf0b7Lentil soup", "lentil"),  # an icon of a private font
+        ("葛\U000e0100飾区に住む", "葛飾 葛\U000e0100飾"),
+        ("ᏣᎳᎩ ᎦᏬᏂᎯᏍᏗ", "ᏣᎳᎩ ꮳꮃꭹ"),
+        ("ᲗᲑᲘᲚᲘᲡᲘ", "თბილისი"),
+        ("𞤆𞤵𞤤𞤢𞤪", "𞤆𞤵𞤤𞤢𞤪"),
+        ("חׇכְמָה", "חכמה"),
+        ("لَهُۥ", "له"),
+        ("İzmir", "izmir"),
+    ]
+    texts = [text for text, _ in cases]
+    with Index.build(tmp_path / "index", texts, FakeEncoder(), language=language) as index:
+        for number, (_, words) in enumerate(cases):
+            for word in words.split():
+                assert str(number) in rows_found(index, word), word
+        assert rows_found(index, "™") == rows_found(index, "tm") == ["0"]
+        assert rows_found(index, "31") == rows_found(index, "🤣") == []
+
+
 def test_letters_and_their_marks_stay_together() -> None:
     none = Analyzer("none")
     assert none.text("苹果汁").split() == ["苹果", "果汁", "汁"]
@@ -161,6 +196,120 @@ def test_titles_and_headings_count_more(tmp_path: Path) -> None:
 )
 def test_the_language_is_told_by_its_function_words(texts: list[str], language: str) -> None:
     assert detect_language(texts) == language
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        (
+            "italian",
+            "Questo è il libro che ho letto ieri, ma non è mio. Sono arrivati con la pioggia di notte.",
+        ),
+        ("portuguese", "Este é o livro que eu li ontem, mas não é meu. Eles chegaram com a chuva da noite."),
+        (
+            "swedish",
+            "Det här är boken som jag läste i går, men den är inte min. De kom med regnet på natten.",
+        ),
+        (
+            "danish",
+            "Det her er bogen, som jeg læste i går, men den er ikke min. De kom ud efter mødet, og det blev sent.",
+        ),
+        (
+            "norwegian",
+            "Dette er boka som jeg leste i går, men den er ikke min. Hun sa noe om det etter møtet.",
+        ),
+        (
+            "finnish",
+            "Tämä on kirja, jonka hän luki eilen, mutta se ei ole minun. Ne olivat myös talossa, kun satoi.",
+        ),
+        (
+            "turkish",
+            "Bu, dün okuduğum kitap ama benim değil. O da yağmur gibi çok hızlı geldi ve bir şey demedi.",
+        ),
+        (
+            "hungarian",
+            "Ez az a könyv, amit tegnap olvastam, de nem az enyém. Most már hogy van, és mit csinál?",
+        ),
+        (
+            "romanian",
+            "Aceasta este cartea pe care am citit-o ieri, dar nu este a mea. Au venit cu ploaia din noapte.",
+        ),
+        (
+            "indonesian",
+            "Ini adalah buku yang saya baca kemarin, tetapi bukan milik saya. Mereka datang dengan hujan.",
+        ),
+        ("russian", "Это книга, которую я читал вчера, но она не моя. Они пришли с дождём, и я был дома."),
+        ("auto", "Це книга, яку я читав учора, але вона не моя. Вони прийшли з дощем, і я був вдома."),
+        ("auto", "Гэта кніга, якую я чытаў учора, але яна не мая. Яны прыйшлі з дажджом, і я быў дома."),
+        ("auto", "Това е книгата, която четох вчера, но тя не е моя. Те дойдоха с дъжда и аз бях в къщи."),
+        (
+            "auto",
+            "Ова је књига коју сам читао јуче, али она није моја. Дошли су с кишом, и ја сам био код куће.",
+        ),
+        ("auto", "Ова е книгата што ја читав вчера, но таа не е моја. Тие дојдоа со дождот и јас бев дома."),
+        (
+            "auto",
+            "Ovo je knjiga koju sam čitao jučer, ali nije moja. Došli su s kišom i rekli kako je to kod nas.",
+        ),
+        (
+            "auto",
+            "To je knjiga, ki sem jo bral včeraj, vendar ni moja. Prišli so z dežjem in vse je bilo že mokro.",
+        ),
+        (
+            "auto",
+            "To jest książka, którą czytałem wczoraj, ale nie jest moja. Przyszli już z deszczem do domu.",
+        ),
+        ("auto", "To je kniha, kterou jsem četl včera, ale není moje. Přišli s deštěm, když jsem byl doma."),
+        (
+            "auto",
+            "Ito ang aklat na binasa ko kahapon, pero hindi ito sa akin. Dumating sila kasama ng mga kapatid.",
+        ),
+        (
+            "auto",
+            "Þetta er bókin sem ég las í gær, en hún er ekki mín. Við komum með regninu og það var seint.",
+        ),
+        (
+            "auto",
+            "See on raamat, mida ma eile lugesin, aga see ei ole minu oma. Nad tulid vihmaga ja olid juba kodus.",
+        ),
+        (
+            "auto",
+            "Bu, dünən oxuduğum kitabdır, amma mənim deyil. Onlar yağışla gəldi və heç nə demədi, çünki gec idi.",
+        ),
+        (
+            "auto",
+            "Este é o libro que lin onte, pero non é meu. Eles chegaron coa chuvia da noite e agora xa marcharon.",
+        ),
+        (
+            "auto",
+            "Bu kecha o'qigan kitobim, lekin meniki emas. Ular juda kech keldi va uy haqida bir narsa dedi.",
+        ),
+        (
+            "auto",
+            "Dit is die boek wat ek gister gelees het, maar dit is nie myne nie. Hulle het met die reën gekom.",
+        ),
+        (
+            "auto",
+            "Ini ialah buku yang saya baca semalam, tetapi bukan milik saya kerana mereka pergi selepas hujan.",
+        ),
+    ],
+)
+def test_related_languages_are_told_apart(language: str, text: str) -> None:
+    assert detect_language([text]) == language
+    assert detect_language([text] * 20) == language
+
+
+def test_russian_is_told_by_its_letters() -> None:
+    # of words that Russian has, too, or nearly; real texts have others
+    assert detect_language(["на и не с по да за от но во"]) == "russian"
+    assert detect_language(["на и не с по да за от но во"] * 20) == "auto"
+    assert detect_language(["на и не с по да за от но вы"] * 20) == "russian"
+    assert detect_language(["на и не с по да за от но во їжа"]) == "auto"
+
+
+def test_the_words_that_tell_others_are_no_function_words() -> None:
+    for language, words in languages._OTHERS.items():
+        assert not words & stop_words(language), language
 
 
 def test_every_language_with_stop_words_has_a_stemmer() -> None:

@@ -185,6 +185,25 @@ def test_text_of_documents_is_never_html(page: Any) -> None:
     playwright.expect(page.locator("#hits mark")).to_have_text("text")
 
 
+@pytest.mark.parametrize(
+    ("text", "words", "marks"),
+    [
+        ("我喜欢苹果汁", ["苹果"], ["苹果"]),
+        ("苹果手机和苹果", ["苹果", "苹果手机"], ["苹果手机", "苹果"]),
+        ("나는 사과를 먹었다", ["사과"], ["사과"]),
+        ("東京タワーへ", ["タワー"], ["タワー"]),
+        ("ฉันชอบกินแอปเปิ้ลมาก", ["แอปเปิ้ล"], ["แอปเปิ้ล"]),
+        ("snake_case, snakes and Snake", ["snake"], ["snake", "Snake"]),
+        ("iPhone手机壳 iPhones", ["iPhone", "手机"], ["iPhone", "手机"]),
+    ],
+)
+def test_marks_in_every_script(page: Any, text: str, words: list[str], marks: list[str]) -> None:
+    hit = {"rank": 1, "score": 1, "id": "a", "text": text, "words": words, "metadata": {}}
+    page.evaluate("hit => show([hit])", hit)
+    assert page.locator("#hits mark").all_text_contents() == marks
+    assert page.locator("#hits li p").text_content() == text
+
+
 def test_a_key_is_asked_for(browser: Any, start: Any, index_folder: Path) -> None:
     with start("--index", str(index_folder), "--api-key", "secret") as running:
         context = browser.new_context()

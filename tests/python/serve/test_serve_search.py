@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,29 @@ def test_words_found() -> None:
         "servers",
     ]
     assert none.finder("日本 family")("家族: 日本語の本, a family") == ["日本", "family"]
+
+
+@pytest.mark.parametrize(
+    ("query", "text", "found"),
+    [
+        ("怎么买苹果手机", "我想买一个苹果手机，谢谢", ["苹果手机"]),
+        ("苹果手机壳", "苹果，手机壳，苹果手机", ["苹果", "手机壳", "苹果手机"]),
+        ("東京の天気", "東京は今日晴れ、天気がいい", ["東京", "天気"]),
+        ("果 juice", "苹果汁 Juice", ["果", "Juice"]),
+        ("사과를", "나는 사과가 좋다", ["사과"]),
+        ("사과", unicodedata.normalize("NFD", "나는 사과가 좋다"), [unicodedata.normalize("NFD", "사과")]),
+        ("タワー", "東京ﾀﾜｰ", ["ﾀﾜｰ"]),
+        ("ガス", "カ\u3099スの", ["カ\u3099ス"]),
+        ("葛飾", "葛\U000e0100飾区", ["葛\U000e0100飾"]),
+        ("แอปเปิ้ล", "ฉันชอบกินแอปเปิ้ลมาก", ["แอปเปิ้ล"]),
+        ("datenbank", "Die Daten\u00adbank ist voll", ["Daten\u00adbank"]),
+        ("unplug", "1️⃣Unplug ⚠️it", ["Unplug"]),
+        ("lipitor", "Lipitor™", ["Lipitor"]),
+    ],
+)
+def test_words_found_as_they_are_written(query: str, text: str, found: list[str]) -> None:
+    assert Analyzer("none").finder(query)(text) == found
+    assert all(one in text for one in found)
 
 
 def test_words_are_found_in_the_beginning_of_a_text_and_cut_together(monkeypatch: pytest.MonkeyPatch) -> None:
