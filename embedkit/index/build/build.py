@@ -110,6 +110,11 @@ class _Job:
     cutter: PassageCutter | None
 
     @property
+    def replaces(self) -> bool:
+        """Whether a document replaces the one with its id."""
+        return self.mode in ("upsert", "sync")
+
+    @property
     def distinct(self) -> bool:
         """Whether a text that repeats an earlier one is left out."""
         return self.mode == "build" and self.settings.dedup is not None
@@ -124,7 +129,7 @@ class _Job:
             language=self.manifest.language if self.mode == "build" else AUTO_LANGUAGE,
             passages=self.manifest.passages if self.mode == "build" else None,
             distinct=self.distinct,
-            base=self.manifest.generation if self.mode == "upsert" else None,
+            base=self.manifest.generation if self.replaces else None,
         )
 
 
@@ -152,13 +157,20 @@ def build(
     if mode == "build" and isinstance(documents, (list, tuple)) and settings.passages is None:
         check_rows(settings.factory, len(documents))
     faiss_budget(settings.max_memory)
-    what = {"build": "the build", "add": "adding", "upsert": "the upsert", "reembed": "encoding again"}[mode]
+    what = {
+        "build": "the build",
+        "add": "adding",
+        "upsert": "the upsert",
+        "sync": "the sync",
+        "reembed": "encoding again",
+    }[mode]
     with (
         disk_errors(root, what),
         Writer(root, create=mode == "build") as writer,
         contextlib.ExitStack() as stack,
     ):
         state = left_behind(writer, settings.restart)
+        before = writer.generation
         live = _live(writer, mode, settings, state)
         base = None
         if mode == "build":
@@ -202,18 +214,26 @@ def build(
         else:
             entry, resumed, filtered = _make_segment(job, documents, state)
         if filtered.blank:
-            warnings.warn(filtered.told_blank(replaces=mode == "upsert"), stacklevel=3)
+            warnings.warn(filtered.told_blank(replaces=job.replaces), stacklevel=3)
         if entry is None:
             if mode == "reembed":  # no documents, another model
                 writer.publish(dated(manifest.with_segments(()), writer.generation))
-            return Written(0, 0, 0, filtered.unchanged, filtered.repeated, filtered.blank)
+            return Written(
+                0, 0, 0, filtered.unchanged, filtered.repeated, filtered.blank, writer.generation - before
+            )
         near = near_duplicates(writer, entry, manifest.dimension, settings.dedup)
         written, replaced = publish(writer, manifest, entry, base, mode=mode, left_out=near)
         # readers see the change; the next writer removes a journal that is left
         with contextlib.suppress(OSError):
             forget(writer)
         return Written(
-            written, replaced, resumed, filtered.unchanged, filtered.repeated + len(near), filtered.blank
+            written,
+            replaced,
+            resumed,
+            filtered.unchanged,
+            filtered.repeated + len(near),
+            filtered.blank,
+            writer.generation - before,
         )
 
 
@@ -277,11 +297,11 @@ def _make_segment(
         job.writer.journal,
         job.header,
         state,
-        replace=job.mode == "upsert",
+        replace=job.replaces,
         passages=job.cutter is not None,
     )
     filtered = Filter(
-        job.base if job.mode == "upsert" else None,
+        job.base if job.replaces else None,
         passages=job.cutter is not None,
         repeated=job.distinct,
     )

@@ -46,7 +46,7 @@ class Header:
     """What the vectors depend on.
 
     Attributes:
-        mode: the command: "build", "add" or "upsert".
+        mode: the command: "build", "add", "upsert", "sync" or "reembed".
         fingerprint, precision, document_prompt: of the encoder.
         dimension: columns of a vector.
         metric: "cosine" or "dot".
