@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -21,11 +22,14 @@ from peak_memory import PEAK_KIB, needs_peak
 
 from embedkit import Encoder
 from embedkit.index import BuildError, Document, Index, InputError, ResumeError
+from embedkit.index.auto.result import Choice
+from embedkit.index.build import build as building
 from embedkit.index.build import encode, staging
 from embedkit.index.build.memory import resident
 from embedkit.index.build.resume import resumable_rows
 from embedkit.index.build.settings import Progress
 from embedkit.index.search import searcher
+from embedkit.index.storage import layout
 from embedkit.index.storage.generation import Generation
 from embedkit.index.storage.journal import Finished, Journal
 from embedkit.index.storage.layout import Writer
@@ -366,6 +370,44 @@ def test_a_finished_segment_is_not_taken_for_other_documents(
         build()
     with build(restart=True) as index:
         assert sorted(document.id for document in index) == ["a", "b"]
+
+
+@pytest.mark.parametrize("fails", ["publish", "manifest", "CURRENT"])
+def test_what_was_chosen_survives_an_interruption_of_the_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    vectors = np.random.default_rng(0).standard_normal((1500, 16), np.float32)
+    documents = [Document("text", str(n), vector=vector) for n, vector in enumerate(vectors)]
+    choices: list[Choice] = []
+    choose_for, write_atomically = building.choose_for, layout.write_atomically
+
+    def once(*arguments: Any, **options: Any) -> Choice:  # what is fastest may differ from time to time
+        if not choices:
+            choices.append(choose_for(*arguments, **options))
+        return choices[0]
+
+    def full(path: Path, content: bytes) -> None:
+        if path.name == "CURRENT" or fails == "manifest":
+            raise OSError(errno.ENOSPC, "no space")
+        write_atomically(path, content)
+
+    def build(name: str) -> Index:
+        return Index.build(tmp_path / name, documents, FakeEncoder(truncate_dim=16), target_recall=0.9)
+
+    monkeypatch.setattr(building, "choose_for", once)
+    if fails == "publish":
+        killed(monkeypatch, "before", lambda: build("index"))
+    else:
+        with monkeypatch.context() as patch:
+            patch.setattr(layout, "write_atomically", full)
+            with pytest.raises(BuildError, match="no space"):
+                build("index")
+    with build("index") as index, build("whole") as whole:
+        one, two = index.generation.manifest, whole.generation.manifest
+        assert one.tuning is not None
+        assert (one.factory, one.tuning) == (two.factory, two.tuning)
+        assert one.factory == choices[0].chosen.factory
+        assert not list(index.path.rglob("choice.json"))
 
 
 def test_chunks_are_as_long_as_the_encoder_is_fast() -> None:
