@@ -180,6 +180,7 @@ def build(
             old = stack.enter_context(contextlib.closing(open_generation(root, lambda _: None)))
             manifest, documents = again(old.manifest, encoder, settings), Stored(old)
             _check_factory_fits(root, manifest)
+            _check_passages_fit(root, manifest, encoder)
         else:
             assert live is not None
             check_encoder(root, live, encoder)
@@ -268,6 +269,17 @@ def _check_factory_fits(root: Path, manifest: Manifest) -> None:
             f"{root}: the vectors of the new model do not fit the index: {error}; change it first: "
             f"embedkit-index compact {root} --factory auto (compact(factory='auto'))"
         ) from None
+
+
+def _check_passages_fit(root: Path, manifest: Manifest, encoder: TextEncoder) -> None:
+    """Raise ValueError if a new model cannot read the index's passages: nothing could be added afterwards."""
+    passages = Passages.of(manifest.passages)
+    if passages is None:
+        return
+    try:
+        PassageCutter(encoder, passages)
+    except ValueError as error:
+        raise ValueError(f"{root}: the new model does not fit the index: {error}") from None
 
 
 def _header(mode: Mode, manifest: Manifest, encoder: TextEncoder) -> Header:
