@@ -45,10 +45,11 @@ from ..encoder import (
     own_max_length,
     own_overflow,
 )
-from ..errors import IndexDamagedError, IndexExistsError, ResumeError
+from ..errors import IndexDamagedError, IndexExistsError
 from ..prefetch import prefetch
 from ..several import several_documents
 from ..storage import faiss_index
+from ..storage.document_store import OtherInputError
 from ..storage.factory import check_rows
 from ..storage.generation import Generation, open_generation
 from ..storage.journal import Finished, Header, Made, State
@@ -65,6 +66,7 @@ from .memory import faiss_budget
 from .publish import again, dated, new_manifest, publish
 from .resume import (
     InputDigest,
+    check_base,
     check_finished,
     check_header,
     disk_errors,
@@ -81,6 +83,7 @@ from .stored import Stored
 __all__ = ["build"]
 
 _CHUNKS_AHEAD = 2
+_REPLACING = ("upsert", "sync")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,7 @@ class _Job:
     @property
     def replaces(self) -> bool:
         """Whether a document replaces the one with its id."""
-        return self.mode in ("upsert", "sync")
+        return self.mode in _REPLACING
 
     @property
     def distinct(self) -> bool:
@@ -129,7 +132,7 @@ class _Job:
             language=self.manifest.language if self.mode == "build" else AUTO_LANGUAGE,
             passages=self.manifest.passages if self.mode == "build" else None,
             distinct=self.distinct,
-            base=self.manifest.generation if self.replaces else None,
+            base=self.header.base,
         )
 
 
@@ -213,7 +216,11 @@ def build(
         if state is not None and entry is not None:
             resumed, filtered = state.rows, Filter(None)
         else:
-            entry, resumed, filtered = _make_segment(job, documents, state)
+            try:
+                entry, resumed, filtered = _make_segment(job, documents, state)
+            except OtherInputError:
+                check_base(root, state, header)
+                raise
         if filtered.blank:
             warnings.warn(filtered.told_blank(replaces=job.replaces), stacklevel=3)
         if entry is None:
@@ -292,6 +299,7 @@ def _header(mode: Mode, manifest: Manifest, encoder: TextEncoder) -> Header:
         metric=manifest.metric,
         max_length=own_max_length(encoder),
         on_overflow=own_overflow(encoder),
+        base=manifest.generation if mode in _REPLACING else None,
     )
 
 
@@ -375,7 +383,7 @@ def _stored(
                 yield chunk
                 chunk = Chunk(limit=pace.characters)
     if store.replaying:
-        raise ResumeError(
+        raise OtherInputError(
             "the input is shorter than what was encoded before the interruption; "
             "give the same input, or start over with --restart (restart=True)"
         )

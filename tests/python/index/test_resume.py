@@ -266,6 +266,37 @@ def test_deleting_and_adding_work_during_an_interrupted_upsert(tmp_path: Path) -
         assert len(index) == 3000
 
 
+def test_an_upsert_that_does_not_fit_the_index_any_more_says_so(tmp_path: Path) -> None:
+    root = tmp_path / "index"
+    old = [Document(f"old {n}", f"o{n}") for n in range(10)]
+    Index.build(root, old, FakeEncoder()).close()
+    new = [*old, *(Document(f"new {n}", f"n{n}") for n in range(3000))]
+    with Index.open(root, Failing(2)) as index, pytest.raises(KeyboardInterrupt):
+        index.upsert(new)
+    with Index.open(root, FakeEncoder()) as index:
+        with pytest.raises(ResumeError, match="not the one that was encoded before the interruption"):
+            index.upsert(new[11:])
+        index.delete(["o3"])  # which was left out, as the index held it
+        with pytest.raises(
+            ResumeError, match=r"index has changed since .*1, now 2.*; discard it with --restart"
+        ):
+            index.upsert(new)
+        assert resumable_rows(root) == 2048
+        assert index.upsert(new, restart=True).documents == 3001
+
+
+def test_a_document_that_comes_twice_is_another_input(tmp_path: Path) -> None:
+    root = tmp_path / "index"
+    Index.build(root, ["old"], FakeEncoder()).close()
+    new = [Document(f"new {n}", f"key {n}") for n in range(3000)]
+    skipped: list[InputError] = []
+    with Index.open(root, Failing(2)) as index, pytest.raises(KeyboardInterrupt):
+        index.upsert(new)
+    with Index.open(root, FakeEncoder()) as index, pytest.raises(ResumeError, match="is not the one"):
+        index.upsert([new[0], Document("another", "key 0"), *new[1:]], on_error=skipped.append)
+    assert not skipped
+
+
 class Killed(BaseException):
     pass
 
