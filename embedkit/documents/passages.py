@@ -141,7 +141,8 @@ class PassageCutter:
         if room is not None and passages.tokens + used > room:
             raise ValueError(
                 f"passages of {passages.tokens} tokens do not fit into the model's maximum of {room}, of which "
-                f"special tokens and the prompt take {used}; use at most {room - used}, or raise --max-length"
+                f"special tokens and the prompt take {used}; raise --max-length (max_length=), take another model, or "
+                f"build the index with passages of at most {room - used}"
             )
 
     def cut(self, document: Document) -> list[Document]:

@@ -2,8 +2,9 @@
 
 ``sync.sqlite`` in the index folder remembers each file's size, time and hash, and the ids of its documents. It is
 only a memory: it is used if it is of the live generation and of the same settings, and otherwise all files are read
-and compared with the stored texts, so a kill at any point costs time and nothing else. The ids that are about to be
-written are recorded there before they become live, so that what a killed command wrote is known to be the folder's.
+and compared with the stored texts, so a kill at any point, or a change by another process meanwhile, costs time and
+nothing else. The ids that are about to be written are recorded there before they become live, so that what a killed
+command wrote is known to be the folder's.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..documents.sources import Format
 from ..files import file_sha256
 from .build.change import set_root
 from .build.memory import DEFAULT_MAX_MEMORY
-from .build.settings import Report, Written
+from .build.settings import BuildSettings, Report, Written
 from .errors import ResumeError
 from .index import Index
 from .storage.journal import read_journal
@@ -136,18 +137,21 @@ def sync(
             )
         changed = changes.changed
         reader = _Reader(root, changed, found.keys(), settings, memory)
-        written = replaced = 0
+        written = replaced = made = 0
         if changed:
-            done = _upsert(index, reader, memory, restart=restart, max_memory=max_memory, progress=progress)
+            done = _upsert(index, reader, restart=restart, max_memory=max_memory, progress=progress)
             reader.forget_refused()
-            written, replaced = done.documents, done.replaced
+            written, replaced, made = done.documents, done.replaced, done.generations
         gone = owned - ids_of(changed, changed.keys())
         if gone:  # a document may have moved to another file
             for _, ids in memory.others(changed.keys() | changes.gone):
                 gone.difference_update(ids)
         deleted = index.delete(sorted(gone), missing_ok=True) if gone else 0
         if changed or changes.touched or changes.gone or not valid:
-            generation = index.generation.manifest.generation
+            generation = manifest.generation + made + bool(deleted)
+            if index.generation.manifest.generation != generation:
+                # another process has changed it meanwhile; of a generation that is past, all files are read again
+                generation = manifest.generation
             memory.finish({**changes.touched, **changed}, changes.gone, generation, told)
     return Synced(len(found), changes.read, written, replaced, deleted, reader.blank, left_out)
 
@@ -250,7 +254,6 @@ def _compare(
 def _upsert(
     index: Index,
     reader: _Reader,
-    memory: SyncMemory,
     *,
     restart: bool,
     max_memory: int,
@@ -259,19 +262,18 @@ def _upsert(
     """Write what ``reader`` gives."""
 
     def upsert(restart: bool) -> Written:
-        return index.upsert(
-            reader, restart=restart, max_memory=max_memory, on_error=reader.on_error, progress=progress
+        settings = BuildSettings(
+            restart=restart, max_memory=max_memory, threads=index._threads, on_error=reader.on_error
         )
+        return index._write("sync", reader, settings, progress)
 
-    begun = memory.begun
-    memory.announce([])
     try:
         return upsert(restart)
     except ResumeError:
         left = read_journal(index.path / JOURNAL_FILE)
-        if restart or not begun or left is None or left.header.mode != "upsert":
+        if restart or left is None or left.header.mode != "sync":
             raise
-        # an interrupted sync, and a file has changed since
+        # an interrupted sync, and a file or the index has changed since
         return upsert(True)
 
 

@@ -76,17 +76,12 @@ class SyncMemory:
             if (name := _name(key)) not in names:
                 yield name, [name] if ids is None else json.loads(ids)
 
-    @property
-    def begun(self) -> bool:
-        """Whether a sync has begun to encode and has not finished."""
-        return self._db.execute("SELECT 1 FROM pending").fetchone() is not None
-
     def pending(self) -> set[str]:
-        """The ids that such a sync was about to write."""
+        """The ids that syncs which did not finish were about to write."""
         return {key for (ids,) in self._db.execute("SELECT ids FROM pending") for key in json.loads(ids)}
 
     def announce(self, ids: list[str]) -> None:
-        """Record that a sync begins, or is about to write ``ids``."""
+        """Record that a sync is about to write ``ids``."""
         self._db.execute("INSERT INTO pending VALUES (?)", (json.dumps(ids),))
 
     def finish(

@@ -45,10 +45,11 @@ from ..encoder import (
     own_max_length,
     own_overflow,
 )
-from ..errors import IndexDamagedError, IndexExistsError, ResumeError
+from ..errors import IndexDamagedError, IndexExistsError
 from ..prefetch import prefetch
 from ..several import several_documents
 from ..storage import faiss_index
+from ..storage.document_store import OtherInputError
 from ..storage.factory import check_rows
 from ..storage.generation import Generation, open_generation
 from ..storage.journal import Finished, Header, Made, State
@@ -65,6 +66,7 @@ from .memory import faiss_budget
 from .publish import again, dated, new_manifest, publish
 from .resume import (
     InputDigest,
+    check_base,
     check_finished,
     check_header,
     disk_errors,
@@ -81,6 +83,7 @@ from .stored import Stored
 __all__ = ["build"]
 
 _CHUNKS_AHEAD = 2
+_REPLACING = ("upsert", "sync")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,11 @@ class _Job:
     cutter: PassageCutter | None
 
     @property
+    def replaces(self) -> bool:
+        """Whether a document replaces the one with its id."""
+        return self.mode in _REPLACING
+
+    @property
     def distinct(self) -> bool:
         """Whether a text that repeats an earlier one is left out."""
         return self.mode == "build" and self.settings.dedup is not None
@@ -124,7 +132,7 @@ class _Job:
             language=self.manifest.language if self.mode == "build" else AUTO_LANGUAGE,
             passages=self.manifest.passages if self.mode == "build" else None,
             distinct=self.distinct,
-            base=self.manifest.generation if self.mode == "upsert" else None,
+            base=self.header.base,
         )
 
 
@@ -152,13 +160,20 @@ def build(
     if mode == "build" and isinstance(documents, (list, tuple)) and settings.passages is None:
         check_rows(settings.factory, len(documents))
     faiss_budget(settings.max_memory)
-    what = {"build": "the build", "add": "adding", "upsert": "the upsert", "reembed": "encoding again"}[mode]
+    what = {
+        "build": "the build",
+        "add": "adding",
+        "upsert": "the upsert",
+        "sync": "the sync",
+        "reembed": "encoding again",
+    }[mode]
     with (
         disk_errors(root, what),
         Writer(root, create=mode == "build") as writer,
         contextlib.ExitStack() as stack,
     ):
         state = left_behind(writer, settings.restart)
+        before = writer.generation
         live = _live(writer, mode, settings, state)
         base = None
         if mode == "build":
@@ -168,6 +183,7 @@ def build(
             old = stack.enter_context(contextlib.closing(open_generation(root, lambda _: None)))
             manifest, documents = again(old.manifest, encoder, settings), Stored(old)
             _check_factory_fits(root, manifest)
+            _check_passages_fit(root, manifest, encoder)
         else:
             assert live is not None
             check_encoder(root, live, encoder)
@@ -200,20 +216,32 @@ def build(
         if state is not None and entry is not None:
             resumed, filtered = state.rows, Filter(None)
         else:
-            entry, resumed, filtered = _make_segment(job, documents, state)
+            try:
+                entry, resumed, filtered = _make_segment(job, documents, state)
+            except OtherInputError:
+                check_base(root, state, header)
+                raise
         if filtered.blank:
-            warnings.warn(filtered.told_blank(replaces=mode == "upsert"), stacklevel=3)
+            warnings.warn(filtered.told_blank(replaces=job.replaces), stacklevel=3)
         if entry is None:
             if mode == "reembed":  # no documents, another model
                 writer.publish(dated(manifest.with_segments(()), writer.generation))
-            return Written(0, 0, 0, filtered.unchanged, filtered.repeated, filtered.blank)
+            return Written(
+                0, 0, 0, filtered.unchanged, filtered.repeated, filtered.blank, writer.generation - before
+            )
         near = near_duplicates(writer, entry, manifest.dimension, settings.dedup)
         written, replaced = publish(writer, manifest, entry, base, mode=mode, left_out=near)
         # readers see the change; the next writer removes a journal that is left
         with contextlib.suppress(OSError):
             forget(writer)
         return Written(
-            written, replaced, resumed, filtered.unchanged, filtered.repeated + len(near), filtered.blank
+            written,
+            replaced,
+            resumed,
+            filtered.unchanged,
+            filtered.repeated + len(near),
+            filtered.blank,
+            writer.generation - before,
         )
 
 
@@ -250,6 +278,17 @@ def _check_factory_fits(root: Path, manifest: Manifest) -> None:
         ) from None
 
 
+def _check_passages_fit(root: Path, manifest: Manifest, encoder: TextEncoder) -> None:
+    """Raise ValueError if a new model cannot read the index's passages: nothing could be added afterwards."""
+    passages = Passages.of(manifest.passages)
+    if passages is None:
+        return
+    try:
+        PassageCutter(encoder, passages)
+    except ValueError as error:
+        raise ValueError(f"{root}: the new model does not fit the index: {error}") from None
+
+
 def _header(mode: Mode, manifest: Manifest, encoder: TextEncoder) -> Header:
     return Header(
         mode=mode,
@@ -260,6 +299,7 @@ def _header(mode: Mode, manifest: Manifest, encoder: TextEncoder) -> Header:
         metric=manifest.metric,
         max_length=own_max_length(encoder),
         on_overflow=own_overflow(encoder),
+        base=manifest.generation if mode in _REPLACING else None,
     )
 
 
@@ -277,11 +317,11 @@ def _make_segment(
         job.writer.journal,
         job.header,
         state,
-        replace=job.mode == "upsert",
+        replace=job.replaces,
         passages=job.cutter is not None,
     )
     filtered = Filter(
-        job.base if job.mode == "upsert" else None,
+        job.base if job.replaces else None,
         passages=job.cutter is not None,
         repeated=job.distinct,
     )
@@ -343,7 +383,7 @@ def _stored(
                 yield chunk
                 chunk = Chunk(limit=pace.characters)
     if store.replaying:
-        raise ResumeError(
+        raise OtherInputError(
             "the input is shorter than what was encoded before the interruption; "
             "give the same input, or start over with --restart (restart=True)"
         )

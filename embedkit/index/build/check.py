@@ -26,6 +26,7 @@ _REMEDIES: Mapping[Mode, str] = {
     "build": f"shorten it, or give {_CUT}, or --passages (passages=...)",
     "add": _LATER,
     "upsert": _LATER,
+    "sync": _LATER,
     "reembed": f"give {_CUT}, or build the index again with --passages (passages=...)",
 }
 

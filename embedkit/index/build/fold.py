@@ -102,4 +102,6 @@ def copy_segments(
             report=report,
         )
     remove_all_but(folder, entry.files)
-    return replace(entry, truncated=truncated_of(segment.entry for segment in segments))
+    # whether the deleted ones were among those that the model cut is not stored
+    known = not any(segment.entry.tombstones and segment.entry.truncated for segment in segments)
+    return replace(entry, truncated=truncated_of(segment.entry for segment in segments) if known else None)

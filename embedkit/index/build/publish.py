@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -117,7 +118,7 @@ def publish(
     folder = writer.finished(entry.name)
     if (tuning := read_choice(folder / CHOICE_FILE)) is not None:
         manifest = replace(manifest, factory=tuning["chosen"]["factory"], tuning=tuning)
-    remove_all_but(folder, entry.files)
+    remove_all_but(folder, (*entry.files, CHOICE_FILE))
     ids = Ids(folder / IDS_FILE, entry.rows)
     superseded = np.union1d(ids.empty_rows(), left_out)  # by a later document of the same input; repeated
     if len(superseded):
@@ -138,6 +139,9 @@ def publish(
     if mode == "build":
         manifest = replace(manifest, built=writer.generation)
     writer.publish(dated(manifest, writer.generation), {entry.name: writer.building})
+    # not before: a build that is interrupted here reads it again
+    with contextlib.suppress(OSError):
+        (writer.segments / entry.name / CHOICE_FILE).unlink(missing_ok=True)
     return entry.documents, replaced
 
 

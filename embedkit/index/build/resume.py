@@ -24,6 +24,7 @@ from .settings import Written
 __all__ = [
     "InputDigest",
     "change_errors",
+    "check_base",
     "check_finished",
     "check_header",
     "disk_errors",
@@ -148,6 +149,17 @@ def check_header(root: Path, state: State | None, header: Header) -> None:
             f"{label} ({getattr(state.header, name)}, now {getattr(header, name)}); run that command again, or "
             "discard them with --restart (restart=True)"
         )
+
+
+def check_base(root: Path, state: State | None, header: Header) -> None:
+    """Refuse to resume an upsert whose index has changed meanwhile: other documents may be the ones to encode."""
+    if state is None or state.header.base in (None, header.base):
+        return
+    raise ResumeError(
+        f"{root}: the index has changed since an interrupted '{state.header.mode}' began (generation "
+        f"{state.header.base}, now {header.base}), so that other documents are to be encoded; discard it with "
+        "--restart (restart=True)"
+    )
 
 
 def check_finished(

@@ -18,7 +18,8 @@ from .memory import DEFAULT_MAX_MEMORY
 
 __all__ = ["BuildSettings", "Mode", "Progress", "Report", "Written", "near_similarity"]
 
-Mode = Literal["build", "add", "upsert", "reembed"]
+Mode = Literal["build", "add", "upsert", "sync", "reembed"]
+"""The commands; "sync" is an upsert of what `embedkit.index.sync` has read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,8 @@ class Written:
         unchanged: documents of an upsert that the index held already, with the same text and fields.
         repeated: documents left out because an earlier one has the same text (``dedup``).
         blank: documents left out because their text is empty or white space.
+        generations: how many generations of the index it has made: one with the documents, and before that maybe one
+            with folded segments.
     """
 
     documents: int
@@ -144,3 +147,4 @@ class Written:
     unchanged: int = 0
     repeated: int = 0
     blank: int = 0
+    generations: int = 0

@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ...documents.document import Document
-from ..errors import ResumeError
-from ..storage.document_store import DocumentWriter
+from ..storage.document_store import DocumentWriter, OtherInputError
 from ..storage.faiss_index import Float32Array
 from ..storage.journal import Header, Journal, State
 from ..storage.spool import SPOOL_FILE, Spool, SpoolWriter
@@ -72,7 +71,7 @@ class Staging:
         """Compare the vector given with a document that was stored before an interruption.
 
         Raises:
-            ResumeError: it is another one.
+            OtherInputError: it is another one.
         """
         row = self._replayed
         self._replayed += 1
@@ -82,7 +81,7 @@ class Staging:
             vector = normalize_rows(vector[None])[0]
         before = Spool(self.spool.path, self.resumed, self._header.dimension).read(row, row + 1)[0]
         if not np.allclose(vector, before, rtol=1e-5, atol=1e-7):
-            raise ResumeError(
+            raise OtherInputError(
                 f"{document.origin}: its vector is not the one from before the interruption; give the same input, "
                 "or start over with --restart (restart=True)"
             )

@@ -35,7 +35,7 @@ from .manifest import DOCUMENTS_FILE, IDS_FILE, WORDS_VERSION, WordsEntry
 from .where import Field, compile_where
 from .words import write_words
 
-__all__ = ["DocumentReader", "DocumentWriter", "StoredDocument"]
+__all__ = ["DocumentReader", "DocumentWriter", "OtherInputError", "StoredDocument"]
 
 _TEXTS_OF_LANGUAGE = 1000
 
@@ -51,6 +51,10 @@ _NO_JSON = (TypeError, ValueError, RecursionError)  # what json raises
 _DISK_ERRORS = ("disk I/O error", "unable to open database file")
 
 _READABLE = ("documents", "json_each")  # what a condition may read
+
+
+class OtherInputError(ResumeError):
+    """The documents are not those that were stored before an interruption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +148,7 @@ class DocumentWriter:
 
         Raises:
             InputError: the text, id or metadata cannot be stored, or the id is taken; nothing was written.
-            ResumeError: another document was stored here before the crash.
+            OtherInputError: another document was stored here before the crash.
         """
         document_id = check_document(document)
         metadata = _dump_metadata(document)
@@ -176,7 +180,7 @@ class DocumentWriter:
             )
         if not superseded and (stored is None or stored[1:] != (document_id, document.text, metadata)):
             row = self._db.execute("SELECT row FROM documents WHERE key = ?", (document_id,)).fetchone()
-            if row is not None and row[0] < self.rows:
+            if row is not None and row[0] < self.rows and not self._replace:
                 raise _used_before(document)
             raise _other_input(document.origin)
         self.rows += 1
@@ -186,7 +190,7 @@ class DocumentWriter:
             self._replay = None
 
     def check_superseded(self) -> None:
-        """Raise `ResumeError` unless what took the place of each replaced row came again, after all documents."""
+        """Raise `OtherInputError` unless what took the place of each replaced row came again, after all documents."""
         with self._lock:
             for document_id, origin in self._superseded.items():
                 key = f"{document_id}#1" if self._passages else document_id
@@ -299,8 +303,8 @@ def _undamaged(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _other_input(origin: str) -> ResumeError:
-    return ResumeError(
+def _other_input(origin: str) -> OtherInputError:
+    return OtherInputError(
         f"{origin}: the input is not the one that was encoded before the interruption; "
         "give the same input, or start over with --restart (restart=True)"
     )

@@ -62,6 +62,11 @@ class Allowed:
     count: int
     filtered: bool
 
+    @property
+    def few(self) -> bool:
+        """Whether they are compared one by one, by their vectors."""
+        return self.filtered and self.count <= EXACT_ROWS
+
 
 class FaissPart:
     """A Faiss index, opened when it is first searched. Thread-safe.
@@ -176,7 +181,7 @@ class FaissPart:
         if k == 0:
             empty = (len(vectors), 0)
             return np.empty(empty, np.float32), np.empty(empty, np.int64)
-        if allowed.count <= EXACT_ROWS and allowed.filtered:
+        if allowed.few:
             return exact(vectors, k, rows_of(allowed.bits))
         takes_selectors = self._takes_selectors and not self._uses_gpu(k)
         if takes_selectors:

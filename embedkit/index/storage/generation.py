@@ -6,7 +6,7 @@ import contextlib
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -96,6 +96,15 @@ class Generation:
         # Scores of codes and of vectors cannot be compared: if some segments have the former and others the
         # latter, the hits of the former are scored again.
         return len({segment.exact for segment in self.segments}) > 1
+
+    def _mixes(self, chosen: Chosen) -> bool:
+        """Whether of the ``chosen`` rows some are compared by their vectors, as they are few, and others by codes."""
+        if self.manifest.kept == "none" or len(self.faiss_parts) == 1:
+            return False  # vectors that are read back from codes score as these do
+        compared = [
+            segment.compares_vectors(bits) for segment, bits in zip(self.segments, chosen, strict=True)
+        ]
+        return len(set().union(*compared)) > 1
 
     @cached_property
     def nlist(self) -> int:
@@ -195,6 +204,8 @@ class Generation:
         self, vectors: Float32Array, k: int, parameters: SearchParameters, chosen: Chosen | None = None
     ) -> tuple[Float32Array, Int64Array]:
         """Scores and rows of the best ``k``, both (n, min(k, documents)); row -1 where fewer were found."""
+        if chosen is not None and parameters.rescore is None and self._mixes(chosen):
+            parameters = replace(parameters, rescore=_RESCORED_WHERE_MIXED)
         only = self._only
         if only is not None and chosen is None and (parameters.rescore is None or only.exact):
             return only.parts[0].search(vectors, k, None, parameters, _no_exact)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,11 +46,13 @@ class Header:
     """What the vectors depend on.
 
     Attributes:
-        mode: the command: "build", "add" or "upsert".
+        mode: the command: "build", "add", "upsert", "sync" or "reembed".
         fingerprint, precision, document_prompt: of the encoder.
         dimension: columns of a vector.
         metric: "cosine" or "dot".
         max_length, on_overflow: of the encoder, as in the manifest.
+        base: the generation that an upsert was compared with when it began; ``None`` for other commands. It may go on
+            with another one, as long as the same documents are to be encoded.
     """
 
     mode: str
@@ -61,6 +63,7 @@ class Header:
     metric: str
     max_length: int | None
     on_overflow: str | None
+    base: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +159,7 @@ def _read(path: Path) -> tuple[State | None, int]:
 
 def _from_json(kind: type[_Record], record: Mapping[str, Any]) -> _Record:
     # a field that is missing is None, which equals nothing that a build compares it with
-    values: dict[str, Any] = {field.name: record.get(field.name) for field in fields(kind)}
+    values: dict[str, Any] = {each.name: record.get(each.name) for each in fields(kind)}
     return kind(**values)
 
 

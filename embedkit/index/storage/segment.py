@@ -125,11 +125,7 @@ class Segment:
     ) -> tuple[Float32Array, Int64Array]:
         part = self.parts[number]
         start = self.starts[number]
-        bits = self.living() if chosen is None else chosen
-        allowed = None
-        if bits is not None:
-            mine = bits[start // 8 : (start + part.rows + 7) // 8]
-            allowed = Allowed(mine, count_bits(mine), chosen is not None)
+        allowed = self._allowed(number, chosen)
 
         def exact(some: Float32Array, k: int, rows: Int64Array) -> tuple[Float32Array, Int64Array]:
             scores, found = exact_search(some, k, rows + start, self.raw.gather)
@@ -140,6 +136,21 @@ class Segment:
         _, rows = part.search(vectors, k * parameters.rescore, allowed, parameters, exact)
         scores, rows = rescore(vectors, np.where(rows < 0, -1, rows + start), k, self.raw)
         return scores, np.where(rows < 0, -1, rows - start)
+
+    def _allowed(self, number: int, chosen: Bits | None) -> Allowed | None:
+        """The rows that a search of a part may find; ``None`` for all."""
+        bits = self.living() if chosen is None else chosen
+        if bits is None:
+            return None
+        start = self.starts[number]
+        mine = bits[start // 8 : (start + self.parts[number].rows + 7) // 8]
+        return Allowed(mine, count_bits(mine), chosen is not None)
+
+    def compares_vectors(self, chosen: Bits) -> set[bool]:
+        """Of each part with codes and ``chosen`` rows: whether their vectors are compared, and not the codes."""
+        coded = [number for number, part in enumerate(self.parts) if not part.exact]
+        allowed = [self._allowed(number, chosen) for number in coded]
+        return {one.few for one in allowed if one is not None and one.count}
 
     def scan(self, block: int = 2048) -> Iterator[tuple[list[StoredDocument], Float32Array]]:
         """Documents and vectors (n, dimension) of the rows that are not deleted, in blocks in order."""

@@ -74,6 +74,30 @@ def test_windows_are_remembered(make_model: Callable[..., Path]) -> None:
         index.verify(sample=21)
 
 
+@pytest.mark.filterwarnings("ignore:.*longer than max_length")
+def test_the_count_of_cut_texts_is_unknown_where_deleted_ones_may_be_among_them(
+    make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    documents = [Document(LONG * 3, "long"), Document(LONG * 4, "longer"), Document("today", "short")]
+    with Index.build(tmp_path / "index", documents, Encoder(make_model())) as index:
+        index.add([Document(LONG * 5, "more")])
+        assert index.compact() and index.info()["truncated"] == 3
+        index.delete(["long", "longer"])
+        assert index.info()["truncated"] == 3  # deleted ones included
+        assert index.compact() and index.info()["truncated"] is None
+    with Index.build(
+        tmp_path / "short", [Document("today", "a"), Document("lovely", "b")], Encoder(make_model())
+    ) as index:
+        index.delete(["a"])
+        assert index.compact() and index.info()["truncated"] == 0
+    with Index.build(tmp_path / "again", documents[::2], Encoder(make_model())) as index:
+        for number in range(12):  # folds what it adds
+            index.upsert(
+                [Document(f"{LONG * 3} {number}", "long"), Document(f"today {number}", f"short{number}")]
+            )
+        assert index.compact() and index.info()["truncated"] is None
+
+
 def test_the_estimate_neither_refuses_nor_counts_nor_warns(make_model: Callable[..., Path]) -> None:
     encoder = Encoder(make_model(), on_overflow="error")
     sample = [Document("today", "short"), Document(LONG * 9, "long"), Document("x", "given", vector=[1.0])]

@@ -171,10 +171,27 @@ def test_wrong_passages(value: Any) -> None:
 
 
 def test_passages_that_do_not_fit_the_model() -> None:
-    with pytest.raises(ValueError, match=r"do not fit into the model's maximum of 64, .* use at most 62"):
+    with pytest.raises(
+        ValueError, match=r"do not fit into the model's maximum of 64, .* passages of at most 62"
+    ):
         PassageCutter(Tokenizing(), Passages(63))
     with pytest.raises(TypeError, match="FakeEncoder has no tokenize"):
         PassageCutter(FakeEncoder(), Passages(8))
+
+
+def test_a_new_model_that_cannot_read_the_passages_is_refused(index: Index) -> None:
+    class Short(Tokenizing):
+        max_seq_length = 16
+
+    before = index.generation.manifest
+    with pytest.raises(
+        ValueError,
+        match=r"index: the new model does not fit .* passages of 20 .* raise --max-length .*, take another",
+    ):
+        index.reembed(Short("short"))
+    index.refresh()
+    assert index.generation.manifest == before
+    assert index.upsert([Document("Another short text.", "new")]).documents == 1
 
 
 def sentences(document: int, count: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -21,11 +22,14 @@ from peak_memory import PEAK_KIB, needs_peak
 
 from embedkit import Encoder
 from embedkit.index import BuildError, Document, Index, InputError, ResumeError
+from embedkit.index.auto.result import Choice
+from embedkit.index.build import build as building
 from embedkit.index.build import encode, staging
 from embedkit.index.build.memory import resident
 from embedkit.index.build.resume import resumable_rows
 from embedkit.index.build.settings import Progress
 from embedkit.index.search import searcher
+from embedkit.index.storage import layout
 from embedkit.index.storage.generation import Generation
 from embedkit.index.storage.journal import Finished, Journal
 from embedkit.index.storage.layout import Writer
@@ -262,6 +266,37 @@ def test_deleting_and_adding_work_during_an_interrupted_upsert(tmp_path: Path) -
         assert len(index) == 3000
 
 
+def test_an_upsert_that_does_not_fit_the_index_any_more_says_so(tmp_path: Path) -> None:
+    root = tmp_path / "index"
+    old = [Document(f"old {n}", f"o{n}") for n in range(10)]
+    Index.build(root, old, FakeEncoder()).close()
+    new = [*old, *(Document(f"new {n}", f"n{n}") for n in range(3000))]
+    with Index.open(root, Failing(2)) as index, pytest.raises(KeyboardInterrupt):
+        index.upsert(new)
+    with Index.open(root, FakeEncoder()) as index:
+        with pytest.raises(ResumeError, match="not the one that was encoded before the interruption"):
+            index.upsert(new[11:])
+        index.delete(["o3"])  # which was left out, as the index held it
+        with pytest.raises(
+            ResumeError, match=r"index has changed since .*1, now 2.*; discard it with --restart"
+        ):
+            index.upsert(new)
+        assert resumable_rows(root) == 2048
+        assert index.upsert(new, restart=True).documents == 3001
+
+
+def test_a_document_that_comes_twice_is_another_input(tmp_path: Path) -> None:
+    root = tmp_path / "index"
+    Index.build(root, ["old"], FakeEncoder()).close()
+    new = [Document(f"new {n}", f"key {n}") for n in range(3000)]
+    skipped: list[InputError] = []
+    with Index.open(root, Failing(2)) as index, pytest.raises(KeyboardInterrupt):
+        index.upsert(new)
+    with Index.open(root, FakeEncoder()) as index, pytest.raises(ResumeError, match="is not the one"):
+        index.upsert([new[0], Document("another", "key 0"), *new[1:]], on_error=skipped.append)
+    assert not skipped
+
+
 class Killed(BaseException):
     pass
 
@@ -366,6 +401,44 @@ def test_a_finished_segment_is_not_taken_for_other_documents(
         build()
     with build(restart=True) as index:
         assert sorted(document.id for document in index) == ["a", "b"]
+
+
+@pytest.mark.parametrize("fails", ["publish", "manifest", "CURRENT"])
+def test_what_was_chosen_survives_an_interruption_of_the_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    vectors = np.random.default_rng(0).standard_normal((1500, 16), np.float32)
+    documents = [Document("text", str(n), vector=vector) for n, vector in enumerate(vectors)]
+    choices: list[Choice] = []
+    choose_for, write_atomically = building.choose_for, layout.write_atomically
+
+    def once(*arguments: Any, **options: Any) -> Choice:  # what is fastest may differ from time to time
+        if not choices:
+            choices.append(choose_for(*arguments, **options))
+        return choices[0]
+
+    def full(path: Path, content: bytes) -> None:
+        if path.name == "CURRENT" or fails == "manifest":
+            raise OSError(errno.ENOSPC, "no space")
+        write_atomically(path, content)
+
+    def build(name: str) -> Index:
+        return Index.build(tmp_path / name, documents, FakeEncoder(truncate_dim=16), target_recall=0.9)
+
+    monkeypatch.setattr(building, "choose_for", once)
+    if fails == "publish":
+        killed(monkeypatch, "before", lambda: build("index"))
+    else:
+        with monkeypatch.context() as patch:
+            patch.setattr(layout, "write_atomically", full)
+            with pytest.raises(BuildError, match="no space"):
+                build("index")
+    with build("index") as index, build("whole") as whole:
+        one, two = index.generation.manifest, whole.generation.manifest
+        assert one.tuning is not None
+        assert (one.factory, one.tuning) == (two.factory, two.tuning)
+        assert one.factory == choices[0].chosen.factory
+        assert not list(index.path.rglob("choice.json"))
 
 
 def test_chunks_are_as_long_as_the_encoder_is_fast() -> None:

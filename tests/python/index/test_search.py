@@ -167,6 +167,24 @@ def test_rescoring_gives_the_scores_of_the_vectors(tmp_path: Path, kept: str, fa
         assert (rows % 50 == 7).all()
 
 
+def test_a_filter_that_leaves_few_rows_of_one_segment_alone_gives_comparable_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embedkit.index.storage.faiss_part.EXACT_ROWS", 300)
+    vectors, documents = corpus()
+    encoder = FakeEncoder(truncate_dim=24)
+    names = [tmp_path / "large", tmp_path / "small"]
+    for name, some in zip(names, (documents[:2000], documents[2000:]), strict=True):
+        Index.build(name, some, encoder, factory="SQ4").close()
+    with Index.merge(tmp_path / "index", names) as index:
+        where = "n < 2000 or n % 4 = 0"  # 250 of the second segment: their vectors are compared
+        scores, rows = index.search_vectors(vectors[:40], 10, where=where)
+        exact = vectors[:40] @ vectors.T
+        np.testing.assert_allclose(scores, np.take_along_axis(exact, rows, axis=1), atol=1e-6)
+        scores, rows = index.search_vectors(vectors[:40], 10, where="n >= 0")  # codes of both
+        assert np.abs(scores - np.take_along_axis(exact, rows, axis=1)).max() > 0.01
+
+
 def test_kept_int8_vectors_are_within_half_a_step() -> None:
     vectors = np.random.default_rng(0).standard_normal((50, 30)).astype(np.float32)
     vectors[3] = 0

@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,8 @@ from fake_encoder import FakeEncoder
 from embedkit.cli.main import main
 from embedkit.documents import InputError
 from embedkit.documents.readers import Corpus, Names
-from embedkit.index import BuildError, BuildSettings, Document, Index
+from embedkit.index import BuildError, BuildSettings, Document, Index, ResumeError
+from embedkit.index import sync as sync_module
 from embedkit.index.build.settings import Progress
 from embedkit.index.storage import layout
 from embedkit.index.sync import FolderSettings, sync
@@ -241,6 +243,57 @@ def test_what_another_process_deleted_comes_back(folder: Path, tmp_path: Path) -
         write(folder, {"new.txt": "a new file"})
         assert sync(index, folder, WHOLE).written == 2
         assert {"new.txt", "d0/f0.txt"} <= held(index).keys()
+
+
+@pytest.mark.parametrize("when", ["hashing", "deleting"])
+def test_what_another_process_deletes_during_a_sync_comes_back(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    age(folder, 100)
+    path = tmp_path / "index"
+    deleted = []
+
+    def delete_first(step: Callable[..., Any]) -> Callable[..., Any]:
+        def stepping(*arguments: Any, **options: Any) -> Any:
+            if not deleted:
+                deleted.append("d0/f0.txt")
+                with Index.open(path, FakeEncoder()) as other:
+                    assert other.delete(deleted) == 1
+            return step(*arguments, **options)
+
+        return stepping
+
+    with built(folder, path, FakeEncoder()) as index:
+        sync(index, folder, WHOLE)
+        write(folder, {"new.txt": "a new file"})
+        (folder / "d1" / "f1.txt").unlink()
+        with monkeypatch.context() as patch:
+            if when == "hashing":
+                patch.setattr(sync_module, "_hash", delete_first(sync_module._hash))
+            else:  # between its upsert and its delete
+                patch.setattr(Index, "delete", delete_first(Index.delete))
+            assert sync(index, folder, WHOLE).written == 1
+        assert "d0/f0.txt" not in index
+        again = sync(index, folder, WHOLE)
+        assert (again.read, again.written) == (30, 1)
+        assert held(index).keys() == {str(p.relative_to(folder)) for p in folder.rglob("*.txt")}
+        assert sync(index, folder, WHOLE).written == 0
+
+
+def test_what_a_sync_itself_folds_writes_and_deletes_is_remembered(folder: Path, tmp_path: Path) -> None:
+    age(folder, 100)
+    with built(folder, tmp_path / "index", FakeEncoder()) as index:
+        sync(index, folder, WHOLE)
+        for n in range(8):
+            index.add([Document(f"from elsewhere {n}", f"mine{n}")])
+        write(folder, {"new.txt": "a new file"})
+        age(folder, 100)
+        (folder / "d1" / "f1.txt").unlink()
+        before = index.generation.manifest.generation
+        done = sync(index, folder, WHOLE)
+        assert (done.read, done.written, done.deleted) == (30, 1, 1)
+        assert index.generation.manifest.generation == before + 3
+        assert sync(index, folder, WHOLE).read == 0
 
 
 def test_a_file_that_changes_twice_within_a_tick_of_the_clock(folder: Path, tmp_path: Path) -> None:
@@ -468,6 +521,32 @@ def test_a_file_that_changes_after_an_interruption(folder: Path, tmp_path: Path)
             sync(index, folder, WHOLE, progress=stop)
         write(folder, {"many.jsonl": "".join(lines[1:])})
         assert sync(index, folder, WHOLE).written == 2099
+
+
+def test_an_interrupted_upsert_of_other_documents_stays(folder: Path, tmp_path: Path) -> None:
+    class Stopped(Exception):
+        pass
+
+    def stop(progress: Progress) -> None:
+        if progress.done >= 2048:
+            raise Stopped
+
+    mine = [Document(f"mine {n}", f"m{n}") for n in range(2100)]
+    with built(folder, tmp_path / "index", FakeEncoder()) as index:
+        sync(index, folder, WHOLE)
+        write(folder, {"malformed.jsonl": "{"})
+        with pytest.raises(InputError, match="not valid JSON"):
+            sync(index, folder, WHOLE)
+        (folder / "malformed.jsonl").unlink()
+        with pytest.raises(Stopped):
+            index.upsert(mine, progress=stop)
+        write(folder, {"new.txt": "a new file"})
+        with pytest.raises(
+            ResumeError, match=r"another command \(upsert, now sync\); run that command again"
+        ):
+            sync(index, folder, WHOLE)
+        assert index.upsert(mine).resumed == 2048
+        assert sync(index, folder, WHOLE).written == 1
 
 
 def test_formats_and_vectors_are_as_build_read_them(
