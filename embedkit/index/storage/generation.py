@@ -195,9 +195,8 @@ class Generation:
         self, vectors: Float32Array, k: int, parameters: SearchParameters, chosen: Chosen | None = None
     ) -> tuple[Float32Array, Int64Array]:
         """Scores and rows of the best ``k``, both (n, min(k, documents)); row -1 where fewer were found."""
-        only = self._only
-        if only is not None and chosen is None and (parameters.rescore is None or only.exact):
-            return only.parts[0].search(vectors, k, None, parameters, _no_exact)
+        if self._only is not None and chosen is None:
+            return self._only.search(vectors, k, None, parameters)
         scores = np.empty((len(vectors), 0), np.float32)
         rows = np.empty((len(vectors), 0), np.int64)
         for number, segment in enumerate(self.segments):
@@ -369,10 +368,6 @@ class Generation:
         """Close the files."""
         for segment in self.segments:
             segment.close()
-
-
-def _no_exact(*_: object) -> tuple[Float32Array, Int64Array]:
-    raise AssertionError("a search of all rows compares none by its vector")
 
 
 def _possible(ids: Iterable[str]) -> list[str]:
