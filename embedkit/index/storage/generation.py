@@ -17,7 +17,7 @@ from ..errors import IndexDamagedError
 from ..words.analyzer import analyzer
 from .document_store import StoredDocument
 from .faiss_index import Float32Array, Int64Array
-from .faiss_part import Bits, FaissPart, bits_of
+from .faiss_part import Bits, FaissPart
 from .filters import Where, condition_of
 from .layout import SEGMENTS_FOLDER, current_name, manifest_at
 from .manifest import Manifest
@@ -151,8 +151,11 @@ class Generation:
         if ef is not None and ef < 1:
             raise ValueError(f"ef must be at least 1, not {ef}")
 
-    def choose(self, where: Where) -> Chosen:
-        """The rows that match the condition ``where`` (`ValueError` if it is invalid); caches a few conditions."""
+    def choose(self, where: Where, *, limited: bool = True) -> Chosen:
+        """The rows that match the condition ``where`` (`ValueError` if it is invalid); caches a few conditions.
+
+        ``limited``: stop it when it takes too long (`ValueError`).
+        """
         where = condition_of(where)
         with self._lock:
             known = self._chosen.get(where)
@@ -161,8 +164,9 @@ class Generation:
                 return known
         chosen = []
         for segment in self.segments:
-            rows = segment.documents.select(where, passages=self.manifest.passages is not None)
-            bits = bits_of(rows, segment.entry.rows)
+            passages = self.manifest.passages is not None
+            flags = segment.documents.select(where, passages=passages, limited=limited)
+            bits = np.packbits(flags, bitorder="little")
             living = segment.living()
             chosen.append(bits if living is None else bits & living)
         if names_time(where):  # its rows change by themselves
