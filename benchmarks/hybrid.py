@@ -135,7 +135,7 @@ def fused(vector: Pairs, words: Pairs, weight: float, depth: int, rare: float = 
     """Rows by fused score, as `embedkit.index.search.hybrid` computes it."""
     from embedkit.index.search.hybrid import fuse
 
-    return [row for row, _, _ in fuse(vector[:depth], words[:depth], weight, K, rare)]
+    return [row for row, _, _ in fuse(vector, words, weight, K, rare, depth=depth)]
 
 
 def reciprocal(vector: Pairs, words: Pairs, depth: int = 100) -> list[int]:

@@ -97,9 +97,10 @@ def set_root(root: Path, folder: str) -> None:
 
 
 def _rows_where(base: Generation, where: Where) -> dict[int, Any]:
+    chosen = base.choose(where, limited=False)
     return {
         number: np.flatnonzero(np.unpackbits(bits, count=segment.entry.rows, bitorder="little"))
-        for number, (segment, bits) in enumerate(zip(base.segments, base.choose(where), strict=True))
+        for number, (segment, bits) in enumerate(zip(base.segments, chosen, strict=True))
     }
 
 

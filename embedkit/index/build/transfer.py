@@ -93,7 +93,8 @@ def _read(path: Path) -> tuple[Any, list[int] | None]:
     if not path.is_file():
         raise InputError(str(path), "is a folder, not a Faiss file" if path.is_dir() else "no such file")
     try:
-        index = faiss.read_index(faiss_name(path))
+        # of lists in a file of their own, which would otherwise be opened for writing
+        index = faiss.read_index(faiss_name(path), faiss.IO_FLAG_READ_ONLY)
     except (RuntimeError, MemoryError) as error:
         raise InputError(str(path), f"Faiss cannot read it ({short(error)})") from None
     ids = None
@@ -112,6 +113,7 @@ def _read(path: Path) -> tuple[Any, list[int] | None]:
     ivf = ivf_of(index)
     if ivf is not None:
         ivf = faiss.downcast_index(ivf)
+        _lists_in_memory(ivf)
         ids = _number_rows(path, ivf) or ids
     if isinstance(ivf, faiss.IndexIVFFastScan) and not isinstance(index, faiss.IndexRefine):
         # reconstruct_batch of Faiss 1.15 reads beyond its lists there
@@ -121,6 +123,18 @@ def _read(path: Path) -> tuple[Any, list[int] | None]:
             "import an index with a refinement (…,RFlat) or of another kind",
         )
     return index, ids
+
+
+def _lists_in_memory(ivf: Any) -> None:
+    """Copy inverted lists that lie in a file of their own: Faiss would write its name instead of them."""
+    faiss = import_faiss()
+    lists = faiss.downcast_InvertedLists(ivf.invlists)
+    if not isinstance(lists, faiss.OnDiskInvertedLists):
+        return
+    copied = faiss.ArrayInvertedLists(lists.nlist, lists.code_size)
+    lists.copy_subset_to(copied, faiss.InvertedLists.SUBSET_TYPE_INVLIST, 0, lists.nlist)
+    copied.this.disown()  # it is the index's now; the binding of replace_invlists does not say so
+    ivf.replace_invlists(copied, True)
 
 
 def _number_rows(path: Path, ivf: Any) -> list[int] | None:
@@ -142,8 +156,8 @@ def _number_rows(path: Path, ivf: Any) -> list[int] | None:
     if not isinstance(lists, faiss.ArrayInvertedLists):
         raise InputError(
             str(path),
-            f"its lists ({type(lists).__name__}) hold ids of its own, which cannot be replaced there; copy it into an "
-            "index in memory, or wrap it as IDMap",
+            f"its lists ({type(lists).__name__}) hold ids of its own, which cannot be replaced there; wrap the index "
+            "as IDMap",
         )
     rows = np.empty_like(ids)
     rows[order] = np.arange(len(ids))

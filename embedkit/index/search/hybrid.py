@@ -1,7 +1,6 @@
 """Hybrid search: the scores of vectors and of words, fused.
 
-Each query's candidates are its `DEPTH` best documents by vector and its `DEPTH` best by words (BM25), or 2 k of each
-if that is more: with k above 100 scores, and so the order, depend on k. A document scores
+Each query's candidates are its `DEPTH` best documents by vector and its `DEPTH` best by words (BM25). A document scores
 
     (1 - w) · (c - c_last) / (c_best - c_last)  +  w · b / max(b_best, b_rare)
 
@@ -11,6 +10,9 @@ average length with the `RARE` rarest words of the query would score (`attainabl
 best one is no good match in words, and vectors count for more. Words are weighed by how many documents of the whole
 index hold them, whatever segment these are in. Scores lie between 0 and 1, and 1 is the best by both. w, `DEPTH` and
 `RARE` are those of `benchmarks/hybrid.py`.
+
+A search for more than 100 hits takes 2 k of each. What is not among the candidates scores 0 and comes last, so that the
+scores and the order of the first hits are those of a search for fewer.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from ..storage.words import RARE, attainable
 __all__ = ["DEPTH", "RARE", "WORDS_WEIGHT", "Parts", "attainable", "check_weight", "fuse"]
 
 DEPTH = 200
-"""Minimum number of candidates by vector, and by words."""
+"""The number of candidates by vector, and by words."""
 
 WORDS_WEIGHT = 0.6
 """The weight of the words by default; that of the vectors is the rest."""
@@ -37,7 +39,7 @@ class Parts:
     Attributes:
         similarity: the cosine or dot product; ``None`` if the document is not among the candidates by vector.
         bm25: the score of the words; ``None`` if it holds none of them, or is not among the candidates by words.
-        vector: ``similarity`` between the last candidate (0) and the best (1).
+        vector: ``similarity`` between the last candidate (0) and the best (1); 0 for what comes after it.
         words: ``bm25`` as a share of the best, or of what the query's rarest words would score if that is more.
     """
 
@@ -70,32 +72,53 @@ def fuse(
     weight: float,
     k: int,
     rare: float = 0.0,
+    *,
+    depth: int = DEPTH,
 ) -> list[tuple[int, float, Parts]]:
     """The best ``k`` rows with their scores and parts, best first; ties by vector, then by row.
 
     Args:
-        by_vector: rows and similarities of the candidates by vector, best first.
-        by_words: rows and BM25 scores of the candidates by words, best first.
+        by_vector: rows and similarities of what was found by vector, best first.
+        by_words: rows and BM25 scores of what was found by words, best first.
         weight: of the words, from 0 to 1.
         k: most rows.
         rare: `attainable` of the query's words.
+        depth: how many of each are candidates; the others score 0.
     """
-    best, last = (by_vector[0][1], by_vector[-1][1]) if by_vector else (0.0, 0.0)
+    similarity, bm25 = dict(by_vector[:depth]), dict(by_words[:depth])
+    best, last = (by_vector[0][1], by_vector[:depth][-1][1]) if by_vector else (0.0, 0.0)
     spread = best - last
     most = max(by_words[0][1], rare) if by_words else 0.0
     # all alike, such as a single candidate: all are the best
-    vector = {row: (cosine - last) / spread if spread > 0 else 1.0 for row, cosine in by_vector}
-    words = {row: score / most if most > 0 else 1.0 for row, score in by_words}
-    similarity, bm25 = dict(by_vector), dict(by_words)
+    vector = {row: (cosine - last) / spread if spread > 0 else 1.0 for row, cosine in similarity.items()}
+    words = {row: score / most if most > 0 else 1.0 for row, score in bm25.items()}
+    scores = {
+        row: (1 - weight) * vector.get(row, 0.0) + weight * words.get(row, 0.0)
+        for row in vector.keys() | words.keys()
+    }
     found = sorted(
+        (-score, -similarity.get(row, -math.inf), row) for row, score in scores.items() if score > 0
+    )[:k]
+    hits = [
+        (row, -score, Parts(similarity.get(row), bm25.get(row), vector.get(row, 0.0), words.get(row, 0.0)))
+        for score, _, row in found
+    ]
+    if len(hits) == k:
+        return hits
+    # what scores 0, in the order that the formula would give it if all were candidates
+    similarity, bm25 = dict(by_vector), dict(by_words)
+    lowest = by_vector[-1][1] if by_vector else 0.0
+    rest = sorted(
         (
-            -((1 - weight) * vector.get(row, 0.0) + weight * words.get(row, 0.0)),
+            (weight - 1) * (similarity.get(row, lowest) - last) / (spread or 1)
+            - weight * bm25.get(row, 0.0) / (most or 1),
             -similarity.get(row, -math.inf),
             row,
         )
-        for row in vector.keys() | words.keys()
+        for row in similarity.keys() | bm25.keys()
+        if not scores.get(row)
     )
-    return [
-        (row, -score, Parts(similarity.get(row), bm25.get(row), vector.get(row, 0.0), words.get(row, 0.0)))
-        for score, _, row in found[:k]
+    return hits + [
+        (row, 0.0, Parts(similarity.get(row), bm25.get(row), vector.get(row, 0.0), words.get(row, 0.0)))
+        for _, _, row in rest[: k - len(hits)]
     ]

@@ -176,7 +176,11 @@ class FaissPart:
         """Scores and rows of the best ``k`` (at most all) for each of ``vectors``; row -1 where fewer were found."""
         k = min(k, self.rows)
         if allowed is None:
-            return self._search(vectors, k, parameters)
+            scores, rows = self._search(vectors, k, parameters)
+            lacking = np.flatnonzero(rows[:, -1] < 0)
+            if len(lacking) and self._visits_all(parameters):
+                scores[lacking], rows[lacking] = exact(vectors[lacking], k, np.arange(self.rows))
+            return scores, rows
         k = min(k, allowed.count)
         if k == 0:
             empty = (len(vectors), 0)
@@ -193,11 +197,19 @@ class FaissPart:
         if not takes_selectors:
             scores, rows, lacking = self._overfetch(vectors, k, parameters, allowed)
         # An inverted file finds fewer than k if the lists visited hold fewer; a filter must not be the reason.
-        if allowed.filtered or self.nlist is None:
+        if allowed.filtered or self._visits_all(parameters):
             lacking = np.flatnonzero(rows[:, -1] < 0)
         if len(lacking):
             scores[lacking], rows[lacking] = exact(vectors[lacking], k, rows_of(allowed.bits))
         return scores, rows
+
+    def _visits_all(self, parameters: SearchParameters) -> bool:
+        """Whether a search should find ``k`` of all rows.
+
+        Even then some kinds find fewer: a graph may not reach every vector, least of all where many are the same, and
+        fast scan leaves out some of the farthest.
+        """
+        return self.nlist is None or (parameters.nprobe or self.nprobe or 1) >= self.nlist
 
     def _uses_gpu(self, k: int) -> bool:
         return self._on_gpu is not None and k <= GPU_MOST

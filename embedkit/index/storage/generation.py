@@ -17,7 +17,7 @@ from ..errors import IndexDamagedError
 from ..words.analyzer import analyzer
 from .document_store import StoredDocument
 from .faiss_index import Float32Array, Int64Array
-from .faiss_part import Bits, FaissPart, bits_of
+from .faiss_part import Bits, FaissPart
 from .filters import Where, condition_of
 from .layout import SEGMENTS_FOLDER, current_name, manifest_at
 from .manifest import Manifest
@@ -160,8 +160,11 @@ class Generation:
         if ef is not None and ef < 1:
             raise ValueError(f"ef must be at least 1, not {ef}")
 
-    def choose(self, where: Where) -> Chosen:
-        """The rows that match the condition ``where`` (`ValueError` if it is invalid); caches a few conditions."""
+    def choose(self, where: Where, *, limited: bool = True) -> Chosen:
+        """The rows that match the condition ``where`` (`ValueError` if it is invalid); caches a few conditions.
+
+        ``limited``: stop it when it takes too long (`ValueError`).
+        """
         where = condition_of(where)
         with self._lock:
             known = self._chosen.get(where)
@@ -170,8 +173,9 @@ class Generation:
                 return known
         chosen = []
         for segment in self.segments:
-            rows = segment.documents.select(where, passages=self.manifest.passages is not None)
-            bits = bits_of(rows, segment.entry.rows)
+            passages = self.manifest.passages is not None
+            flags = segment.documents.select(where, passages=passages, limited=limited)
+            bits = np.packbits(flags, bitorder="little")
             living = segment.living()
             chosen.append(bits if living is None else bits & living)
         if names_time(where):  # its rows change by themselves
@@ -206,9 +210,8 @@ class Generation:
         """Scores and rows of the best ``k``, both (n, min(k, documents)); row -1 where fewer were found."""
         if chosen is not None and parameters.rescore is None and self._mixes(chosen):
             parameters = replace(parameters, rescore=_RESCORED_WHERE_MIXED)
-        only = self._only
-        if only is not None and chosen is None and (parameters.rescore is None or only.exact):
-            return only.parts[0].search(vectors, k, None, parameters, _no_exact)
+        if self._only is not None and chosen is None:
+            return self._only.search(vectors, k, None, parameters)
         scores = np.empty((len(vectors), 0), np.float32)
         rows = np.empty((len(vectors), 0), np.int64)
         for number, segment in enumerate(self.segments):
@@ -380,10 +383,6 @@ class Generation:
         """Close the files."""
         for segment in self.segments:
             segment.close()
-
-
-def _no_exact(*_: object) -> tuple[Float32Array, Int64Array]:
-    raise AssertionError("a search of all rows compares none by its vector")
 
 
 def _possible(ids: Iterable[str]) -> list[str]:

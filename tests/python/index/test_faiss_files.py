@@ -105,6 +105,34 @@ def test_ids_in_the_lists_of_a_faiss_file_become_the_documents_ids(
         assert [hit.text for hit in index.search(array[9], k=1)[0]] == ["text 9"]
 
 
+@pytest.mark.parametrize("first", [0, 1000])
+def test_lists_in_a_file_of_their_own_are_imported_with_their_vectors(
+    tmp_path: Path, encoder: FakeEncoder, first: int
+) -> None:
+    array = vectors(400)
+    raw = faiss.index_factory(32, "IVF4,Flat", faiss.METRIC_INNER_PRODUCT)
+    raw.train(array)
+    file = tmp_path / "lists.ivfdata"
+    on_disk = faiss.OnDiskInvertedLists(raw.nlist, raw.code_size, str(file))
+    raw.replace_invlists(on_disk)
+    raw.add_with_ids(array, np.arange(first, first + 400))
+    raw.nprobe = 4
+    faiss.write_index(raw, str(tmp_path / "in.faiss"))
+    content = file.read_bytes()
+    file.chmod(0o444)
+    Index.import_faiss(tmp_path / "index", tmp_path / "in.faiss", encoder).close()
+    assert file.read_bytes() == content
+    file.unlink()
+    with Index.open(tmp_path / "index", encoder) as index:
+        scores, rows = index.search_vectors(array[:20], 5)
+        expected = np.argsort(-(array[:20] @ array.T), axis=1)[:, :5]
+        np.testing.assert_array_equal(rows, expected)
+        np.testing.assert_allclose(
+            scores, np.take_along_axis(array[:20] @ array.T, expected, axis=1), atol=1e-6
+        )
+        assert [hit.id for hit in index.search(array[7], k=1)[0]] == [str(first + 7)]
+
+
 def test_exported_ids_are_imported(tmp_path: Path, encoder: FakeEncoder) -> None:
     texts = [Document(f"text {n}", f"key\u2028{n}") for n in range(20)]
     file, ids = tmp_path / "out.faiss", tmp_path / "out.faiss.ids.jsonl"

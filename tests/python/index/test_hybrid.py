@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,52 @@ def test_fusing_random_rankings_agrees_with_numpy() -> None:
         np.testing.assert_allclose([score for _, score, _ in found], np.sort(fused)[::-1][: len(found)])
         np.testing.assert_allclose([fused[row] for row, _, _ in found], [score for _, score, _ in found])
         assert all(0 <= score <= 1 + 1e-9 for _, score, _ in found)
+
+
+class Dense(FakeEncoder):
+    """Similarities of which no two are the same."""
+
+    def encode_document(self, sentences: list[str], *, normalize_embeddings: bool = False) -> np.ndarray:
+        seeds = (zlib.crc32(text.encode()) for text in sentences)
+        vectors = np.stack([np.random.default_rng(seed).standard_normal(16) for seed in seeds])
+        return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+    encode_query = encode_document
+
+    def tokenize(self, texts: list[str]) -> dict[str, list[list[int]]]:
+        return {"input_ids": [[1] * len(text.split()) for text in texts]}
+
+
+@pytest.mark.parametrize("hybrid", [True, 0.0, 0.3, 1.0])
+@pytest.mark.parametrize("per_document", [False, True])
+def test_the_first_hits_do_not_depend_on_k(tmp_path: Path, hybrid: float, per_document: bool) -> None:
+    random = np.random.default_rng(0)
+    common = np.array([f"word{n}" for n in range(50)])
+    texts = [". ".join(" ".join(random.choice(common, 9)) for _ in range(3)) for _ in range(500)]
+    passages = (9, 0) if per_document else None
+    with Index.build(
+        tmp_path / "index", texts, Dense(truncate_dim=16), passages=passages, language="none"
+    ) as index:
+        queries = [" ".join(random.choice(common, 3)) for _ in range(20)]
+        few = index.search(queries, 10, hybrid=hybrid, per_document=per_document)
+        more = index.search(queries, 100, hybrid=hybrid, per_document=per_document)
+        all_ = index.search(queries, 500, hybrid=hybrid, per_document=per_document)
+        for first, hits, every in zip(few, more, all_, strict=True):
+            assert first == hits[:10]
+            assert hits == every[:100]
+            assert len({hit.document for hit in every}) == 500
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_what_is_no_candidate_follows_in_its_order(weight: float) -> None:
+    by_vector = [(row, 1 - row / 100) for row in range(50)]
+    by_words = [(row, 1.0 + row) for row in range(60, 10, -1)]
+    found = fuse(by_vector, by_words, weight, 100, depth=20)
+    wanted = [row for row, _ in (by_words if weight else by_vector)]
+    assert [row for row, _, _ in found][:50] == wanted
+    scores = [score for _, score, _ in found]
+    assert scores == sorted(scores, reverse=True)
+    assert sum(score > 0 for score in scores) == (20 if weight else 19)
 
 
 def test_words_are_measured_by_the_rarest_of_the_query() -> None:

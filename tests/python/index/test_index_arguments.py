@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -100,6 +102,40 @@ def test_a_condition_that_takes_too_long_is_stopped(
         with pytest.raises(KeyboardInterrupt):
             index.search("cat", where="replace(text, 'a', 'b') = 'x'")
         assert len(index.search("cat", where="text = 'cat 7'")[0]) == 1
+
+
+def test_a_condition_may_take_longer_in_more_documents_and_any_time_to_delete(
+    tmp_path: Path, encoder: FakeEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(document_store, "_MOST_SECONDS", 0.01)
+    monkeypatch.setattr(document_store, "_replace", lambda text, *_: time.sleep(0.02) or text)
+    where = "replace(text, 'a', 'b') = 'cat 7'"
+    with Index.build(tmp_path / "index", [f"cat {n}" for n in range(100)], encoder) as index:
+        with pytest.raises(ValueError, match=r"was stopped after 0 s; compare fields with values instead"):
+            index.search("cat", where=where)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        begin = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            index.delete(where=where)
+        assert time.monotonic() - begin < 1.5
+        assert index.delete(where=where) == 1
+        assert len(index) == 99
+        monkeypatch.setattr(document_store, "_MOST_SECONDS_OF_A_ROW", 1)
+        assert not index.search("cat", where=where)[0]
+
+
+def test_a_condition_takes_no_memory_for_each_match(index: Index) -> None:
+    reader = index.generation.segments[0].documents
+    rows = 100_000
+    database = sqlite3.connect(":memory:", check_same_thread=False)
+    database.execute("CREATE TABLE documents (row INTEGER PRIMARY KEY)")
+    database.executemany("INSERT INTO documents VALUES (?)", ((row,) for row in range(rows)))
+    reader._conditions, reader._rows = database, rows
+    tracemalloc.start()
+    assert reader.select("true").all()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 * rows
 
 
 def test_a_slow_condition_holds_up_no_other_search(

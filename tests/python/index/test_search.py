@@ -294,6 +294,30 @@ def test_ef_is_for_hnsw(tmp_path: Path, encoder: FakeEncoder) -> None:
             index.search("x", rescore=-1)
 
 
+@pytest.mark.parametrize("factory", ["HNSW16", "HNSW16,SQ8"])
+def test_hnsw_finds_k_where_vectors_repeat(tmp_path: Path, encoder: FakeEncoder, factory: str) -> None:
+    texts = [f"text {n}" for n in range(40)] + ["the same"] * 60
+    vectors = encoder.encode_document(texts, normalize_embeddings=True)
+    with Index.build(tmp_path / "index", texts, encoder, factory=factory) as index:
+        for rescore in (None, 4):
+            hits = index.search("the same", k=100, hybrid=False, rescore=rescore)[0]
+            assert len({hit.id for hit in hits}) == 100
+            assert {hit.text for hit in hits[:60]} == {"the same"}
+            exact = np.sort(vectors @ vectors[-1])[::-1]
+            np.testing.assert_allclose([hit.score for hit in hits], exact, atol=0.02)
+
+
+@pytest.mark.parametrize("factory", ["PQ8x4fs", "IVF4,PQ8x4fs", "IVF4,PQ8x4fs,RFlat"])
+def test_fast_scan_finds_all(tmp_path: Path, factory: str) -> None:
+    encoder, texts = FakeEncoder(truncate_dim=16), [f"text {n % 40}" for n in range(100)]
+    with Index.build(tmp_path / "index", texts, encoder, factory=factory) as index:
+        for hits in index.search(texts, k=100, hybrid=False):
+            assert len({hit.id for hit in hits}) == 100
+        index.delete(["99"])
+        for hits in index.search(texts, k=99, hybrid=False):
+            assert len({hit.id for hit in hits}) == 99
+
+
 def test_ids_of_many_rows(tmp_path: Path, encoder: FakeEncoder) -> None:
     keys = [f"{'schlüssel' if n == 70 else 'key'} {n * 7}" for n in range(200)]
     documents = [Document(f"text {n}", key) for n, key in enumerate(keys)]
