@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from .. import __version__
 from ..index import IndexExistsError, IndexNotFoundError, InputError, ModelMismatchError
 from . import build, change, evaluate, picture, query, sync, tune
-from .common import Parser, run
+from .common import FAILURES, Parser, run
 
 __all__ = ["main"]
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "embedkit-index",
         lambda: _parse(argv),
         usage=(InputError, IndexExistsError, IndexNotFoundError),
-        failed=(ModelMismatchError,),
+        failed=(*FAILURES, ModelMismatchError),
         remedies=_REMEDIES,
     )
 

@@ -29,7 +29,7 @@ from .common import (
     load_index_encoder,
     open_reranker,
     print_json,
-    show,
+    show_result,
 )
 from .terminal import printable, shown_id, table
 
@@ -237,11 +237,11 @@ def _print_table(label: str | None, hits: list[Hit], *, first: bool, explain: bo
     # nothing is cut in a file or a pipe
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     if not first:
-        print()
+        show_result("")
     if label is not None:
-        show(printable(label))
+        show_result(printable(label))
     if not hits:
-        print("no document found")
+        show_result("no document found")
         return
     explain = explain and hits[0].parts is not None
     header = ("rank", "score", *(_PARTS if explain else ()), "id", "text")
@@ -256,7 +256,7 @@ def _print_table(label: str | None, hits: list[Hit], *, first: bool, explain: bo
         for hit in hits
     ]
     for line in table(header, rows, columns, numbers=len(header) - 2):
-        show(line)
+        show_result(line)
 
 
 _PARTS = ("vector", "words", "similarity", "bm25")
