@@ -321,7 +321,7 @@ def _build(arguments: argparse.Namespace) -> int:
     )
     begin = time.perf_counter()
 
-    with explained(lambda: _what_is_left(path)):
+    with explained(path, lambda: _what_is_left(path), f"the index {path} is complete"):
         settings = replace(
             build_settings(arguments, source.on_error),
             root=source.corpus.files.root,
@@ -380,7 +380,7 @@ def _add(arguments: argparse.Namespace) -> int:
     begin = time.perf_counter()
 
     with (
-        explained(lambda: _what_is_left(path)),
+        explained(path, lambda: _what_is_left(path), f"all documents are in {path}"),
         Index.open(path, arguments.model, threads=arguments.threads) as index,
     ):
         source = _Input(arguments, index.generation.manifest)

@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any
 
 from ..arguments import check_positive
-from ..documents import InputError
 from ..documents.readers import Corpus
-from ..index import Index, ModelMismatchError
+from ..index import Index
 from ..index.build.memory import DEFAULT_MAX_MEMORY
 from ..index.storage.manifest import METRICS
 from .common import (
@@ -132,16 +131,11 @@ def _delete(arguments: argparse.Namespace) -> int:
         raise CommandError(EXIT_USAGE, "select documents by ids, by --ids-file or by --where")
     with Index.open(arguments.index) as index:
         ids = _lines(arguments.ids_file) if arguments.ids_file is not None else arguments.ids
-        try:
-            count = index.delete(
-                None if arguments.where is not None else ids,
-                where=arguments.where,
-                missing_ok=arguments.missing_ok,
-            )
-        except InputError:
-            raise
-        except ValueError as error:  # the condition
-            raise CommandError(EXIT_USAGE, str(error)) from None
+        count = index.delete(
+            None if arguments.where is not None else ids,
+            where=arguments.where,
+            missing_ok=arguments.missing_ok,
+        )
         whole = index.generation.manifest.passages is None
         left = f"{len(index):,}" if whole else counted(index.info())
         show(f"{printable(arguments.index)}: {plural(count, 'document')} deleted; {left} in all")
@@ -158,15 +152,12 @@ def _lines(path: str) -> Iterator[str]:
 def _compact(arguments: argparse.Namespace) -> int:
     with Index.open(arguments.index, threads=arguments.threads) as index, ProgressBar(None) as bar:
         before = index.info()
-        try:
-            compacted = index.compact(
-                factory=arguments.factory,
-                language=arguments.language,
-                max_memory=arguments.max_memory,
-                progress=bar.update,
-            )
-        except ValueError as error:  # the factory
-            raise CommandError(EXIT_USAGE, str(error)) from None
+        compacted = index.compact(
+            factory=arguments.factory,
+            language=arguments.language,
+            max_memory=arguments.max_memory,
+            progress=bar.update,
+        )
         after = index.info()
     if not compacted:
         show(f"{printable(arguments.index)}: nothing to compact")
@@ -194,13 +185,8 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _merge(arguments: argparse.Namespace) -> int:
-    try:
-        with Index.merge(arguments.output, arguments.indexes) as index:
-            info = index.info()
-    except (InputError, ModelMismatchError):
-        raise
-    except ValueError as error:
-        raise CommandError(EXIT_USAGE, str(error)) from None
+    with Index.merge(arguments.output, arguments.indexes) as index:
+        info = index.info()
     show(
         f"{printable(arguments.output)}: {plural(info['documents'], 'document')} in "
         f"{plural(info['segments'], 'segment')}; 'embedkit-index compact' merges them"

@@ -107,8 +107,8 @@ def run(
     Args:
         program: starts each message.
         parse: parses the arguments; the result's ``run`` is the command.
-        usage: errors of wrong usage or input; they take precedence over those of a failure.
-        failed: errors of a failure. All others are bugs, and propagate.
+        usage: errors of wrong usage or input.
+        failed: errors of a failure; of an error's classes the nearest counts. All other errors are bugs, and propagate.
         interrupted: the message after Ctrl-C or SIGTERM.
         remedies: as for `told`, of commands whose arguments have no ``remedies`` of their own.
     """
@@ -134,15 +134,13 @@ def run(
     except CommandError as error:
         complain(str(error), program)
         return error.code
-    except usage as error:
-        complain(str(error), program)
-        return EXIT_USAGE
     except MemoryError as error:
         complain(f"out of memory: {error}".removesuffix(": "), program)
         return EXIT_FAILED
-    except failed as error:
+    except (*usage, *failed) as error:
         complain(str(error), program)
-        return EXIT_FAILED
+        kind = next(kind for kind in type(error).__mro__ if kind in usage or kind in failed)
+        return EXIT_USAGE if kind in usage else EXIT_FAILED
     finally:
         # what an error left unwritten, or else the interpreter tells of it in its own words
         with contextlib.suppress(OSError, ValueError), _stdout() as stdout:
@@ -320,10 +318,11 @@ def complain(message: str, program: str = "embedkit-index") -> None:
 def print_json(value: dict[str, Any], indent: int | None = None) -> None:
     """Print ``value`` as JSON."""
     utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    text = json.dumps(value, ensure_ascii=not utf8, indent=indent)
-    # JSON leaves DEL and the C1 controls as they are, and some terminals obey them
+    text = json.dumps(value, ensure_ascii=not utf8, allow_nan=False, indent=indent)
+    # JSON leaves DEL and the C1 controls as they are, and some terminals obey them; lone surrogates, of file names
+    # that are not UTF-8, would be written as bytes that are not, either
     with _stdout() as stdout:
-        print(re.sub("[\x7f-\x9f]", lambda match: f"\\u{ord(match[0]):04x}", text), file=stdout)
+        print(re.sub("[\x7f-\x9f\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text), file=stdout)
 
 
 def size(value: float) -> str:

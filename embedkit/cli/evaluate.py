@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ..arguments import check_positive
-from ..documents import InputError
 from ..documents.readers import FORMATS, Corpus
-from ..index import BuildError, BuildSettings, Index, ModelMismatchError
+from ..index import BuildError, BuildSettings, Index
 from ..index.build.change import link_or_copy
 from ..index.build.publish import storage_of
 from ..index.evaluate import Judgments, Measured, Search, evaluate, read_judgments, read_pairs
@@ -114,30 +113,22 @@ def add_commands(commands: Any) -> None:
 def _evaluate(arguments: argparse.Namespace) -> int:
     judgments = _judgments(arguments)
     if arguments.plot is not None:
-        try:
-            check_plot(arguments.plot)
-        except ValueError as error:
-            raise CommandError(EXIT_USAGE, str(error)) from None
+        check_plot(arguments.plot)
     searches = [Search("vectors", hybrid=False), Search("hybrid", hybrid=True)]
     reranker = open_reranker(arguments.rerank, arguments.threads)
     if reranker is not None:
         searches.append(Search("reranked", hybrid=True, reranker=reranker))
     ks = arguments.k or [10, 100]
     rows: list[dict[str, Any]] = []
-    try:
-        for index, about in _indexes(arguments):
-            words = index.generation.searches_words  # without them, what is reranked is found by vectors
-            usable = [
-                replace(one, hybrid=one.hybrid and words)
-                for one in searches
-                if words or not one.hybrid or one.reranker is not None
-            ]
-            for measured in evaluate(index, judgments, usable, ks=ks):
-                rows.append({**about, **_flat(measured)})
-    except (InputError, ModelMismatchError):
-        raise
-    except ValueError as error:
-        raise CommandError(EXIT_USAGE, str(error)) from None
+    for index, about in _indexes(arguments):
+        words = index.generation.searches_words  # without them, what is reranked is found by vectors
+        usable = [
+            replace(one, hybrid=one.hybrid and words)
+            for one in searches
+            if words or not one.hybrid or one.reranker is not None
+        ]
+        for measured in evaluate(index, judgments, usable, ks=ks):
+            rows.append({**about, **_flat(measured)})
     if not rows:
         raise CommandError(EXIT_USAGE, "no index could be built")
     if arguments.plot is not None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import NoReturn
 
 import faiss
 import numpy as np
@@ -160,6 +162,92 @@ def test_the_estimate_also_skips_an_unusable_text(
     )
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["info", "INDEX"],
+        ["delete", "INDEX", "k1"],
+        ["compact", "INDEX"],
+        ["verify", "INDEX"],
+        ["export", "INDEX", "out.faiss"],
+        ["map", "INDEX", "-o", "map.html"],
+        ["tune", "INDEX"],
+        ["query", "INDEX", "x"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_folder_that_faiss_cannot_open_exits_with_2(
+    index: str, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    try:
+        os.rename(index, name)
+    except OSError:
+        pytest.skip("the file system takes no names that are not UTF-8")
+    told = done(capsys, *[name if word == "INDEX" else word for word in command], code=2)
+    assert "the name is not valid UTF-8" in told and told.count("\n") == 1
+
+
+def test_a_size_that_is_none_exits_with_2(index: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told = done(capsys, "export", index, "out.faiss", "--max-memory", 0, code=2)
+    assert told == "embedkit-index: max_memory must be a positive integer, not 0\n"
+
+
+def test_info_of_a_folder_whose_name_is_not_utf8_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = os.fsdecode(b"caf\xe9")
+    try:
+        os.mkdir(folder)
+    except OSError:
+        pytest.skip("the file system takes no names that are not UTF-8")
+    Path(folder, "x.txt").write_text("one\n")
+    assert main(["build", folder, "-o", "index"]) == 0
+    capsys.readouterr()
+    assert main(["info", "index", "--json"]) == 0
+    out = capsys.readouterr().out
+    assert out.isascii() and json.loads(out)["root"] == os.path.realpath(folder)
+
+
+def interrupt(*_: object, **__: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("late", "command", "told"),
+    [
+        ("open", ["build", "y.jsonl", "-o", "new"], "the index new is complete"),
+        ("refresh", ["add", "index", "y.jsonl"], "all documents are in index"),
+        ("_refresh", ["reembed", "index", "--model", "other"], "index is encoded again, and complete"),
+        (
+            "delete",
+            ["sync", "folder", "followed"],
+            "followed is changed; run the same command again for what is missing",
+        ),
+    ],
+)
+def test_ctrl_c_after_the_change_says_that_it_is_made(
+    *,
+    late: str,
+    command: list[str],
+    told: str,
+    index: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write("y.jsonl", 20, 25)
+    if command[0] == "sync":
+        Path("folder").mkdir()
+        write("folder/a.jsonl", 30, 35)
+        write("folder/b.jsonl", 40, 45)
+        assert main(["build", "folder", "-o", "followed"]) == 0
+        assert main(["sync", "folder", "followed"]) == 0
+        write("folder/a.jsonl", 30, 35, "other")
+        Path("folder/b.jsonl").unlink()
+    monkeypatch.setattr(Index, late, interrupt)
+    capsys.readouterr()
+    assert main(command) == 130
+    assert capsys.readouterr().err == f"embedkit-index: interrupted: {told}\n"
+
+
 def test_the_engine_has_its_own_options(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--shards needs --engine ray" in done(
         capsys, "build", "x.jsonl", "-o", "new", "--shards", "s", code=2
@@ -181,8 +269,6 @@ def test_given_vectors(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_second_writer_exits_with_1(
     index: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import os
-
     with Writer(Path(index)):
         assert "this process is writing to this index" in done(capsys, "delete", index, "k1", code=1)
         with monkeypatch.context() as another:  # process
