@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from ..arguments import check_positive
@@ -67,10 +66,10 @@ def add_commands(commands: Any) -> None:
     _add_index(verify)
     verify.add_argument(
         "--sample",
-        type=integer(partial(check_positive, "sample")),
+        type=integer(_sample),
         default=32,
         metavar="N",
-        help="documents to encode again (default: 32)",
+        help="documents to encode again; 0 for none, without loading the model (default: 32)",
     )
     add_index_model(verify)
 
@@ -119,6 +118,10 @@ def add_commands(commands: Any) -> None:
     )
     add_max_memory(export)
     add_threads(export)
+
+
+def _sample(value: Any) -> int:
+    return 0 if value == 0 else check_positive("sample", value)
 
 
 def _add_index(command: argparse.ArgumentParser) -> None:
@@ -172,7 +175,8 @@ def _compact(arguments: argparse.Namespace) -> int:
 
 def _verify(arguments: argparse.Namespace) -> int:
     with Index.open(arguments.index, arguments.model) as index:
-        load_index_encoder(index)
+        if arguments.sample:
+            load_index_encoder(index)
         found = index.verify(arguments.sample)
     agreement = (
         f"; {found['encoded']} encoded again, cosine ≥ {found['agreement']:.4f}" if "encoded" in found else ""

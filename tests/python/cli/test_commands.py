@@ -264,6 +264,12 @@ def test_given_vectors(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["build", write("x.jsonl", 0, 20), "-o", "index", "--vectors", "v.npy"]) == 0
     with Index.open("index", FakeEncoder()) as index:
         assert index.ids(index.search_vectors(np.eye(32)[:20], 1)[1][:, 0]) == [f"k{n}" for n in range(20)]
+    assert "verify with --sample 0" in done(capsys, "verify", "index", code=1)
+    line = done(capsys, "verify", "index", "--sample", 0, "--model", "nowhere")
+    assert line == "index: 3 files and 20 documents verified"
+    assert "sample must be a positive integer, not -1" in done(
+        capsys, "verify", "index", "--sample", -1, code=2
+    )
 
 
 def test_a_second_writer_exits_with_1(
