@@ -221,7 +221,12 @@ def _info(arguments: argparse.Namespace) -> int:
 def _import(arguments: argparse.Namespace) -> int:
     documents = None
     if arguments.documents:
-        documents = Corpus(arguments.documents, text_field=arguments.text_field, id_field=arguments.id_field)
+        documents = Corpus(
+            arguments.documents,
+            text_field=arguments.text_field,
+            id_field=arguments.id_field,
+            options=("--text-field", "--id-field"),
+        )
     encoder = load_encoder(arguments.model, arguments.precision, None)
     with Index.import_faiss(
         arguments.output, arguments.file, encoder, documents, metric=arguments.metric

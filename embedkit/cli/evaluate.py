@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..arguments import check_positive
+from ..documents import InputError
 from ..documents.readers import FORMATS, Corpus
 from ..index import BuildError, BuildSettings, Index
 from ..index.build.change import link_or_copy
@@ -127,8 +128,14 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             for one in searches
             if words or not one.hybrid or one.reranker is not None
         ]
-        for measured in evaluate(index, judgments, usable, ks=ks):
-            rows.append({**about, **_flat(measured)})
+        try:
+            rows += [{**about, **_flat(measured)} for measured in evaluate(index, judgments, usable, ks=ks)]
+        except InputError as error:
+            if _is_index(arguments):
+                raise
+            raise InputError(
+                "", f"{error}; --id-field says which field of the documents holds them"
+            ) from None
     if not rows:
         raise CommandError(EXIT_USAGE, "no index could be built")
     if arguments.plot is not None:
@@ -155,8 +162,8 @@ def _judgments(arguments: argparse.Namespace) -> Judgments:
 
 def _indexes(arguments: argparse.Namespace) -> Iterator[tuple[Index, dict[str, Any]]]:
     """Each index to measure, and what the table says of it."""
-    folder = Path(arguments.inputs[0])
-    if len(arguments.inputs) == 1 and (folder / CURRENT_FILE).exists():
+    if _is_index(arguments):
+        folder = Path(arguments.inputs[0])
         _check_options_of_an_index(arguments, folder)
         model = arguments.model[0] if arguments.model else None
         with Index.open(folder, model, threads=arguments.threads) as index:
@@ -173,6 +180,10 @@ def _indexes(arguments: argparse.Namespace) -> Iterator[tuple[Index, dict[str, A
             with tempfile.TemporaryDirectory(prefix="embedkit-eval-") as work:
                 named = [storage_of(encoder, BuildSettings(factory))[0] for factory in factories]
                 yield from _built(arguments, encoder, list(dict.fromkeys(named)), Path(work) / "index")
+
+
+def _is_index(arguments: argparse.Namespace) -> bool:
+    return len(arguments.inputs) == 1 and (Path(arguments.inputs[0]) / CURRENT_FILE).exists()
 
 
 def _check_options_of_an_index(arguments: argparse.Namespace, folder: Path) -> None:
@@ -195,6 +206,7 @@ def _built(
         format=arguments.format,
         text_field=arguments.text_field,
         id_field=arguments.id_field,
+        options=("--format", "--text-field", "--id-field"),
     )
     settings = BuildSettings(
         "Flat", max_memory=arguments.max_memory, threads=arguments.threads, language=arguments.language

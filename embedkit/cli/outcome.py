@@ -73,7 +73,7 @@ def explained(path: str, left: Callable[[], str], live: str, *, skips: bool = Tr
         path: the index that the work writes.
         left: says what there is of the work before readers of the index see it.
         live: says what they see once the index has changed, which Ctrl-C does not undo.
-        skips: the command has ``--on-error``.
+        skips: the command has ``--on-error skip``, which a file of vectors rules out.
     """
     before = _live_generation(path)
 

@@ -124,9 +124,11 @@ class PassageCutter:
         self._gaps = {"": 0, " ": max(0, two - 2 * one)}
         used = self._special + (self._lengths([prompt])[0] if prompt else 0)
         if room is not None and passages.tokens + used > room:
+            positions = getattr(getattr(encoder, "_engine", None), "positions", room)
+            more = ", or raise --max-length" if passages.tokens + used <= positions else ""
             raise ValueError(
                 f"passages of {passages.tokens} tokens do not fit into the model's maximum of {room}, of which "
-                f"special tokens and the prompt take {used}; use at most {room - used}, or raise --max-length"
+                f"special tokens and the prompt take {used}; use at most {room - used}{more}"
             )
 
     def cut(self, document: Document) -> list[Document]:

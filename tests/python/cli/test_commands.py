@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import NoReturn
 
@@ -281,6 +282,54 @@ def test_a_second_writer_exits_with_1(
             another.setattr(writer_lock, "_held", set())
             told = done(capsys, "delete", index, "k1", code=1)
         assert f"process {os.getpid()} is writing to this index" in told
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["import", "out.faiss", "x.odd", "-o", "new"], "x.odd: unknown file type; embedkit reads"),
+        (["import", "out.faiss", "array.jsonl", "-o", "new"], "array.jsonl:1: not valid JSON"),
+        (["import", "out.faiss", "lines.json", "-o", "new"], "lines.json:1: not valid JSON"),
+        (
+            ["eval", "index", "--queries", "x.odd", "--qrels", "qrels"],
+            "x.odd: unknown file type; embedkit reads",
+        ),
+        (["eval", "index", "--queries", "q.csv", "--qrels", "qrels"], "q.csv:1: no column 'text'"),
+        (["eval", "index", "--pairs", "pairs.tsv"], "judgments name documents by their ids"),
+        (["build", "twice.jsonl", "-o", "new", "--vectors", "v.npy"], "the id 'a' was used before"),
+    ],
+)
+def test_no_remedy_is_offered_that_the_command_does_not_have(
+    index: str, command: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done(capsys, "export", index, "out.faiss")
+    np.save("v.npy", np.eye(32, dtype=np.float32)[:2])
+    for name, content in {
+        "x.odd": "one\n",
+        "array.jsonl": "[\n",
+        "lines.json": "{}\n{}\n",
+        "q.csv": "id,body\n1,one\n",
+        "qrels": "1 0 k1 1\n",
+        "pairs.tsv": "text\tnowhere\n",
+        "twice.jsonl": '{"id": "a", "text": "one"}\n{"id": "a", "text": "two"}\n',
+    }.items():
+        Path(name).write_text(content)
+    told = done(capsys, *command, code=2)
+    assert message in told and "--" not in told
+
+
+def test_a_judged_document_that_is_missing_names_the_field_of_the_ids(
+    index: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("pairs.tsv").write_text("text\tnowhere\n")
+    assert "--id-field says which field" in done(capsys, "eval", "x.jsonl", "--pairs", "pairs.tsv", code=2)
+
+
+def test_the_memory_that_is_said_to_be_enough_is(index: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told = done(capsys, "build", "x.jsonl", "-o", "new", "--max-memory", "1MB", code=1)
+    match = re.search(r"at least ([\d,]+) MB", told)
+    assert match is not None
+    assert main(["build", "x.jsonl", "-o", "new", "--max-memory", f"{match[1].replace(',', '')}MB"]) == 0
 
 
 def test_too_little_memory_exits_with_1(index: str, capsys: pytest.CaptureFixture[str]) -> None:

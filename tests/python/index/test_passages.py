@@ -116,6 +116,9 @@ def test_wrong_passages(value: Any) -> None:
 def test_passages_that_do_not_fit_the_model() -> None:
     with pytest.raises(ValueError, match=r"do not fit into the model's maximum of 64, .* use at most 62"):
         PassageCutter(Tokenizing(), Passages(63))
+    for length, remedy in ((128, "use at most 126, or raise --max-length"), (None, "use at most 510")):
+        with Encoder(max_length=length) as encoder, pytest.raises(ValueError, match=f"{remedy}$"):
+            PassageCutter(encoder, Passages(600 if length is None else 200))
     with pytest.raises(TypeError, match="FakeEncoder has no tokenize"):
         PassageCutter(FakeEncoder(), Passages(8))
 
