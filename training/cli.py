@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..cli.common import Parser, complain, show
-from ..cli.interrupts import exit_code, sigterm_like_ctrl_c
+from ..cli.common import EXIT_FAILED, CommandError, Parser, run, show, show_result
 
 __all__ = ["main"]
 
@@ -56,33 +58,31 @@ def main(arguments: list[str] | None = None) -> int:
     if arguments is None:
         _keep_freed_memory()
     command = given[0] if given and given[0] in _COMMANDS else None
+    then = (
+        "starts over: nothing is saved" if command in _WITHOUT_CHECKPOINTS else "goes on from what is saved"
+    )
+    return run(
+        _PROGRAM,
+        lambda: _parse(command, given),
+        usage=(ValueError, FileNotFoundError, FileExistsError),
+        failed=(OSError, FloatingPointError),
+        interrupted=f"stopped; the same command {then}",
+    )
+
+
+@contextlib.contextmanager
+def _remedies() -> Iterator[None]:
+    """Add to an error of torch, and to a missing package, what helps."""
     try:
-        with sigterm_like_ctrl_c():
-            options = _options(given) if command is None else _command_options(command, given[1:])
-            return _run(command, options)
-    except (ValueError, OSError, FloatingPointError) as error:
-        complain(str(error), _PROGRAM)
-        return 2 if isinstance(error, (ValueError, FileNotFoundError, FileExistsError)) else 1
-    except MemoryError as error:
-        complain(f"out of memory: {error}".removesuffix(": "), _PROGRAM)
-        return 1
+        yield
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError" and "DefaultCPUAllocator" not in str(error):
             raise
-        complain(f"{error}; lower training.batch_size, or set training.mini_batch_size", _PROGRAM)
-        return 1
+        remedy = "lower training.batch_size, or set training.mini_batch_size"
+        raise CommandError(EXIT_FAILED, f"{error}; {remedy}") from None
     except ImportError as error:
         remedy = "" if "pip install" in str(error) else "; install the extra: pip install 'embedkit[train]'"
-        complain(f"{error}{remedy}", _PROGRAM)
-        return 1
-    except KeyboardInterrupt as stop:
-        then = (
-            "starts over: nothing is saved"
-            if command in _WITHOUT_CHECKPOINTS
-            else "goes on from what is saved"
-        )
-        complain(f"stopped; the same command {then}", _PROGRAM)
-        return exit_code(stop)
+        raise CommandError(EXIT_FAILED, f"{error}{remedy}") from None
 
 
 def _keep_freed_memory() -> None:
@@ -98,6 +98,14 @@ def _keep_freed_memory() -> None:
         set_option(_M_MMAP_MAX, 0)
 
 
+@_remedies()
+def _parse(command: str | None, given: list[str]) -> argparse.Namespace:
+    options = _options(given) if command is None else _command_options(command, given[1:])
+    options.run = partial(_run, command)
+    return options
+
+
+@_remedies()
 def _run(command: str | None, options: argparse.Namespace) -> int:
     """Run a subcommand, list the recipes, or train."""
     if command is None:
@@ -176,7 +184,7 @@ def _train(options: argparse.Namespace) -> int:
     recipe = load_recipe(find_recipe(options.recipe), options.overrides)
     shown = yaml.safe_dump(recipe.resolved(), sort_keys=False, allow_unicode=True)
     if options.show:
-        print(shown, end="")
+        show_result(shown.removesuffix("\n"))
         return 0
     _log_to_stderr(quiet=options.quiet or os.environ.get("RANK", "0") != "0")  # one process logs
     logging.getLogger("embedkit").info("recipe %s:\n%s", recipe.name, shown)
@@ -195,7 +203,7 @@ def _train(options: argparse.Namespace) -> int:
         if options.push_to_hub:
             from .hub import push_to_hub
 
-            print(push_to_hub(output / "model", options.push_to_hub, private=options.private))
+            show(push_to_hub(output / "model", options.push_to_hub, private=options.private))
     return 0
 
 
@@ -203,7 +211,7 @@ def _report(output: Path, result: dict[str, Any]) -> None:
     show(f"{output / 'model'}: {result['steps']} steps, {result['train_seconds']:.0f} s")
     for part in ("dev", "test"):
         if result[part]:
-            print(f"{part}: {result[part]}")
+            show(f"{part}: {result[part]}")
 
 
 def _log_to_stderr(*, quiet: bool) -> logging.Handler:

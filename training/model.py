@@ -19,6 +19,7 @@ from ..model_folder.folder import SentenceConfig, Settings, read_length
 from ..model_folder.json_file import read_json
 from ..model_folder.modules import Dense, Normalize, module_entries, read_head, read_pooling
 from ..model_folder.modules import Pooling as PoolingModule
+from ..model_folder.safetensors_file import write_errors
 from ..model_folder.saving import DenseWeights, Modules, copy_tokenizer, write_modules, write_settings
 from . import packed
 from .backbone import (
@@ -325,7 +326,7 @@ class SentenceModel(nn.Module):
         own = self.backbone.config._attn_implementation
         self.backbone.config._attn_implementation = None  # the next reader picks its own
         try:
-            with quiet():
+            with quiet(), write_errors(folder):
                 merged(self.backbone).save_pretrained(folder)
         finally:
             self.backbone.config._attn_implementation = own

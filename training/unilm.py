@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..model_folder.safetensors_file import write_errors
 from . import packed
 from .model import ModelOptions, SentenceModel, load_backbone, options_of, transformer_folder
 
@@ -153,7 +154,8 @@ class UnilmModel(SentenceModel):
 
         super().save(folder)
         tensors = {name: tensor.detach().float().cpu().contiguous() for name, tensor in self._head().items()}
-        save_file(tensors, folder / GENERATOR_FILE)
+        with write_errors(folder / GENERATOR_FILE):
+            save_file(tensors, folder / GENERATOR_FILE)
 
     def _head(self) -> dict[str, Tensor]:
         """The head's own tensors, under transformers' names."""

@@ -321,7 +321,12 @@ def _build(arguments: argparse.Namespace) -> int:
     )
     begin = time.perf_counter()
 
-    with explained(lambda: _what_is_left(path)):
+    with explained(
+        path,
+        lambda: _what_is_left(path),
+        f"the index {path} is complete",
+        skips=arguments.vectors is None,
+    ):
         settings = replace(
             build_settings(arguments, source.on_error),
             root=source.corpus.files.root,
@@ -380,7 +385,12 @@ def _add(arguments: argparse.Namespace) -> int:
     begin = time.perf_counter()
 
     with (
-        explained(lambda: _what_is_left(path)),
+        explained(
+            path,
+            lambda: _what_is_left(path),
+            f"all documents are in {path}",
+            skips=arguments.vectors is None,
+        ),
         Index.open(path, arguments.model, threads=arguments.threads) as index,
     ):
         source = _Input(arguments, index.generation.manifest)

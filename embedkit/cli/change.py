@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 from ..arguments import check_positive
-from ..documents import InputError
 from ..documents.readers import Corpus
-from ..index import Index, ModelMismatchError
+from ..index import Index
 from ..index.build.memory import DEFAULT_MAX_MEMORY
 from ..index.storage.manifest import METRICS
 from .common import (
@@ -68,10 +66,10 @@ def add_commands(commands: Any) -> None:
     _add_index(verify)
     verify.add_argument(
         "--sample",
-        type=integer(partial(check_positive, "sample")),
+        type=integer(_sample),
         default=32,
         metavar="N",
-        help="documents to encode again (default: 32)",
+        help="documents to encode again; 0 for none, without loading the model (default: 32)",
     )
     add_index_model(verify)
 
@@ -122,6 +120,10 @@ def add_commands(commands: Any) -> None:
     add_threads(export)
 
 
+def _sample(value: Any) -> int:
+    return 0 if value == 0 else check_positive("sample", value)
+
+
 def _add_index(command: argparse.ArgumentParser) -> None:
     command.add_argument("index", metavar="INDEX", help="index folder")
 
@@ -132,16 +134,11 @@ def _delete(arguments: argparse.Namespace) -> int:
         raise CommandError(EXIT_USAGE, "select documents by ids, by --ids-file or by --where")
     with Index.open(arguments.index) as index:
         ids = _lines(arguments.ids_file) if arguments.ids_file is not None else arguments.ids
-        try:
-            count = index.delete(
-                None if arguments.where is not None else ids,
-                where=arguments.where,
-                missing_ok=arguments.missing_ok,
-            )
-        except InputError:
-            raise
-        except ValueError as error:  # the condition
-            raise CommandError(EXIT_USAGE, str(error)) from None
+        count = index.delete(
+            None if arguments.where is not None else ids,
+            where=arguments.where,
+            missing_ok=arguments.missing_ok,
+        )
         whole = index.generation.manifest.passages is None
         left = f"{len(index):,}" if whole else counted(index.info())
         show(f"{printable(arguments.index)}: {plural(count, 'document')} deleted; {left} in all")
@@ -158,15 +155,12 @@ def _lines(path: str) -> Iterator[str]:
 def _compact(arguments: argparse.Namespace) -> int:
     with Index.open(arguments.index, threads=arguments.threads) as index, ProgressBar(None) as bar:
         before = index.info()
-        try:
-            compacted = index.compact(
-                factory=arguments.factory,
-                language=arguments.language,
-                max_memory=arguments.max_memory,
-                progress=bar.update,
-            )
-        except ValueError as error:  # the factory
-            raise CommandError(EXIT_USAGE, str(error)) from None
+        compacted = index.compact(
+            factory=arguments.factory,
+            language=arguments.language,
+            max_memory=arguments.max_memory,
+            progress=bar.update,
+        )
         after = index.info()
     if not compacted:
         show(f"{printable(arguments.index)}: nothing to compact")
@@ -181,7 +175,8 @@ def _compact(arguments: argparse.Namespace) -> int:
 
 def _verify(arguments: argparse.Namespace) -> int:
     with Index.open(arguments.index, arguments.model) as index:
-        load_index_encoder(index)
+        if arguments.sample:
+            load_index_encoder(index)
         found = index.verify(arguments.sample)
     agreement = (
         f"; {found['encoded']} encoded again, cosine ≥ {found['agreement']:.4f}" if "encoded" in found else ""
@@ -194,13 +189,8 @@ def _verify(arguments: argparse.Namespace) -> int:
 
 
 def _merge(arguments: argparse.Namespace) -> int:
-    try:
-        with Index.merge(arguments.output, arguments.indexes) as index:
-            info = index.info()
-    except (InputError, ModelMismatchError):
-        raise
-    except ValueError as error:
-        raise CommandError(EXIT_USAGE, str(error)) from None
+    with Index.merge(arguments.output, arguments.indexes) as index:
+        info = index.info()
     show(
         f"{printable(arguments.output)}: {plural(info['documents'], 'document')} in "
         f"{plural(info['segments'], 'segment')}; 'embedkit-index compact' merges them"
@@ -231,7 +221,12 @@ def _info(arguments: argparse.Namespace) -> int:
 def _import(arguments: argparse.Namespace) -> int:
     documents = None
     if arguments.documents:
-        documents = Corpus(arguments.documents, text_field=arguments.text_field, id_field=arguments.id_field)
+        documents = Corpus(
+            arguments.documents,
+            text_field=arguments.text_field,
+            id_field=arguments.id_field,
+            options=("--text-field", "--id-field"),
+        )
     encoder = load_encoder(arguments.model, arguments.precision, None)
     with Index.import_faiss(
         arguments.output, arguments.file, encoder, documents, metric=arguments.metric

@@ -9,8 +9,8 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from ..arguments import check_threads
 from ..inputs import TextsWarning
@@ -27,6 +27,7 @@ __all__ = [
     "EXIT_INTERRUPTED",
     "EXIT_OK",
     "EXIT_USAGE",
+    "FAILURES",
     "CommandError",
     "Parser",
     "add_index_model",
@@ -46,6 +47,7 @@ __all__ = [
     "print_json",
     "run",
     "show",
+    "show_result",
     "size",
     "told",
 ]
@@ -53,6 +55,7 @@ __all__ = [
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+FAILURES: tuple[type[Exception], ...] = (ImportError, OSError, RuntimeError, TypeError)
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?|[kmg]i)b?", re.IGNORECASE)
@@ -79,6 +82,10 @@ class CommandError(Exception):
         self.code = code
 
 
+class ReaderGoneError(BrokenPipeError):
+    """Nobody reads stdout any more: head, or less, has seen enough."""
+
+
 def open_closed_streams() -> None:
     """Open the null device as stdout and stderr where the caller has closed them, as by ``>&-``."""
     for name in ("stdout", "stderr"):
@@ -91,7 +98,7 @@ def run(
     parse: Callable[[], argparse.Namespace],
     *,
     usage: tuple[type[Exception], ...],
-    failed: tuple[type[Exception], ...] = (),
+    failed: tuple[type[Exception], ...] = FAILURES,
     interrupted: str = "interrupted",
     remedies: Mapping[tuple[str, str], str] | None = None,
 ) -> int:
@@ -100,12 +107,11 @@ def run(
     Args:
         program: starts each message.
         parse: parses the arguments; the result's ``run`` is the command.
-        usage: errors of wrong usage or input; they take precedence over those of a failure.
-        failed: errors of a failure besides the usual ones. All others are bugs, and propagate.
+        usage: errors of wrong usage or input.
+        failed: errors of a failure; of an error's classes the nearest counts. All other errors are bugs, and propagate.
         interrupted: the message after Ctrl-C or SIGTERM.
         remedies: as for `told`, of commands whose arguments have no ``remedies`` of their own.
     """
-    failures: tuple[type[Exception], ...] = (ImportError, OSError, RuntimeError, TypeError, *failed)
     open_closed_streams()
     arguments = argparse.Namespace()
     try:
@@ -115,14 +121,12 @@ def run(
             )
             arguments = parse()
             code: int = arguments.run(arguments)
-        sys.stdout.flush()
+            with _stdout() as stdout:
+                stdout.flush()
         return code
     except SystemExit as stop:  # argparse has printed help or an error
         return int(stop.code or 0)
-    except BrokenPipeError:
-        # The reader (head, less) has seen enough. The interpreter flushes stdout once more when it exits.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except ReaderGoneError:
         return EXIT_OK
     except KeyboardInterrupt as stop:
         complain(interrupted, program)
@@ -130,15 +134,17 @@ def run(
     except CommandError as error:
         complain(str(error), program)
         return error.code
-    except usage as error:
-        complain(str(error), program)
-        return EXIT_USAGE
     except MemoryError as error:
         complain(f"out of memory: {error}".removesuffix(": "), program)
         return EXIT_FAILED
-    except failures as error:
+    except (*usage, *failed) as error:
         complain(str(error), program)
-        return EXIT_FAILED
+        kind = next(kind for kind in type(error).__mro__ if kind in usage or kind in failed)
+        return EXIT_USAGE if kind in usage else EXIT_FAILED
+    finally:
+        # what an error left unwritten, or else the interpreter tells of it in its own words
+        with contextlib.suppress(OSError, ValueError), _stdout() as stdout:
+            stdout.flush()
 
 
 def told(warning: Warning | str, remedies: Mapping[tuple[str, str], str]) -> str:
@@ -268,8 +274,31 @@ def open_reranker(model: str | None, threads: int | None) -> CrossEncoder | None
 
 
 def show(line: str) -> None:
-    """Print ``line``, with ? for characters that stdout cannot encode."""
-    print(_encodable(line, sys.stdout))
+    """Print ``line`` about the work, which goes on if nobody reads it; ? stands for what stdout cannot encode."""
+    with contextlib.suppress(ReaderGoneError):
+        show_result(line)
+        with _stdout() as stdout:
+            stdout.flush()
+
+
+def show_result(line: str) -> None:
+    """`show` a line that the work is done for: if nobody reads it, a `ReaderGoneError` ends the command."""
+    with _stdout() as stdout:
+        print(_encodable(line, stdout), file=stdout)
+
+
+@contextlib.contextmanager
+def _stdout() -> Iterator[TextIO]:
+    """To write to stdout, with errors that name it; after one, it is the null device."""
+    try:
+        yield sys.stdout
+    except OSError as error:
+        # the interpreter flushes stdout once more when it exits
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as null:
+            os.dup2(null.fileno(), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            raise ReaderGoneError from None
+        raise OSError(error.errno, error.strerror, "stdout") from None
 
 
 def _encodable(text: str, stream: object) -> str:
@@ -289,9 +318,11 @@ def complain(message: str, program: str = "embedkit-index") -> None:
 def print_json(value: dict[str, Any], indent: int | None = None) -> None:
     """Print ``value`` as JSON."""
     utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    text = json.dumps(value, ensure_ascii=not utf8, indent=indent)
-    # JSON leaves DEL and the C1 controls as they are, and some terminals obey them
-    print(re.sub("[\x7f-\x9f]", lambda match: f"\\u{ord(match[0]):04x}", text))
+    text = json.dumps(value, ensure_ascii=not utf8, allow_nan=False, indent=indent)
+    # JSON leaves DEL and the C1 controls as they are, and some terminals obey them; lone surrogates, of file names
+    # that are not UTF-8, would be written as bytes that are not, either
+    with _stdout() as stdout:
+        print(re.sub("[\x7f-\x9f\ud800-\udfff]", lambda match: f"\\u{ord(match[0]):04x}", text), file=stdout)
 
 
 def size(value: float) -> str:

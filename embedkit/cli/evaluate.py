@@ -15,7 +15,7 @@ from typing import Any
 from ..arguments import check_positive
 from ..documents import InputError
 from ..documents.readers import FORMATS, Corpus
-from ..index import BuildError, BuildSettings, Index, ModelMismatchError
+from ..index import BuildError, BuildSettings, Index
 from ..index.build.change import link_or_copy
 from ..index.build.publish import storage_of
 from ..index.evaluate import Judgments, Measured, Search, evaluate, read_judgments, read_pairs
@@ -114,41 +114,39 @@ def add_commands(commands: Any) -> None:
 def _evaluate(arguments: argparse.Namespace) -> int:
     judgments = _judgments(arguments)
     if arguments.plot is not None:
-        try:
-            check_plot(arguments.plot)
-        except ValueError as error:
-            raise CommandError(EXIT_USAGE, str(error)) from None
+        check_plot(arguments.plot)
     searches = [Search("vectors", hybrid=False), Search("hybrid", hybrid=True)]
     reranker = open_reranker(arguments.rerank, arguments.threads)
     if reranker is not None:
         searches.append(Search("reranked", hybrid=True, reranker=reranker))
     ks = arguments.k or [10, 100]
     rows: list[dict[str, Any]] = []
-    try:
-        for index, about in _indexes(arguments):
-            words = index.generation.searches_words  # without them, what is reranked is found by vectors
-            usable = [
-                replace(one, hybrid=one.hybrid and words)
-                for one in searches
-                if words or not one.hybrid or one.reranker is not None
-            ]
-            for measured in evaluate(index, judgments, usable, ks=ks):
-                rows.append({**about, **_flat(measured)})
-    except (InputError, ModelMismatchError):
-        raise
-    except ValueError as error:
-        raise CommandError(EXIT_USAGE, str(error)) from None
+    for index, about in _indexes(arguments):
+        words = index.generation.searches_words  # without them, what is reranked is found by vectors
+        usable = [
+            replace(one, hybrid=one.hybrid and words)
+            for one in searches
+            if words or not one.hybrid or one.reranker is not None
+        ]
+        try:
+            rows += [{**about, **_flat(measured)} for measured in evaluate(index, judgments, usable, ks=ks)]
+        except InputError as error:
+            if _is_index(arguments):
+                raise
+            raise InputError(
+                "", f"{error}; --id-field says which field of the documents holds them"
+            ) from None
     if not rows:
         raise CommandError(EXIT_USAGE, "no index could be built")
+    if arguments.plot is not None:
+        points = [(_name(row, rows), row["search"], row["ms"], row["ndcg@10"]) for row in rows]
+        title = f"{plural(len(judgments.queries), 'query')}, {plural(rows[0]['documents'], 'document')}"
+        plot_quality(arguments.plot, points, title=title)
     if arguments.json:
         for row in rows:
             print_json(row)
     else:
         _show_table(rows, ks, judgments)
-    if arguments.plot is not None:
-        points = [(_name(row, rows), row["search"], row["ms"], row["ndcg@10"]) for row in rows]
-        title = f"{plural(len(judgments.queries), 'query')}, {plural(rows[0]['documents'], 'document')}"
-        plot_quality(arguments.plot, points, title=title)
     return EXIT_OK
 
 
@@ -164,8 +162,8 @@ def _judgments(arguments: argparse.Namespace) -> Judgments:
 
 def _indexes(arguments: argparse.Namespace) -> Iterator[tuple[Index, dict[str, Any]]]:
     """Each index to measure, and what the table says of it."""
-    folder = Path(arguments.inputs[0])
-    if len(arguments.inputs) == 1 and (folder / CURRENT_FILE).exists():
+    if _is_index(arguments):
+        folder = Path(arguments.inputs[0])
         _check_options_of_an_index(arguments, folder)
         model = arguments.model[0] if arguments.model else None
         with Index.open(folder, model, threads=arguments.threads) as index:
@@ -182,6 +180,10 @@ def _indexes(arguments: argparse.Namespace) -> Iterator[tuple[Index, dict[str, A
             with tempfile.TemporaryDirectory(prefix="embedkit-eval-") as work:
                 named = [storage_of(encoder, BuildSettings(factory))[0] for factory in factories]
                 yield from _built(arguments, encoder, list(dict.fromkeys(named)), Path(work) / "index")
+
+
+def _is_index(arguments: argparse.Namespace) -> bool:
+    return len(arguments.inputs) == 1 and (Path(arguments.inputs[0]) / CURRENT_FILE).exists()
 
 
 def _check_options_of_an_index(arguments: argparse.Namespace, folder: Path) -> None:
@@ -204,6 +206,7 @@ def _built(
         format=arguments.format,
         text_field=arguments.text_field,
         id_field=arguments.id_field,
+        options=("--format", "--text-field", "--id-field"),
     )
     settings = BuildSettings(
         "Flat", max_memory=arguments.max_memory, threads=arguments.threads, language=arguments.language

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Sequence
 
 from .. import __version__
-from ..index import IndexExistsError, IndexNotFoundError, InputError, ModelMismatchError
+from ..index import IndexExistsError, IndexNotFoundError, ModelMismatchError
 from . import build, change, evaluate, picture, query, sync, tune
-from .common import Parser, run
+from .common import FAILURES, Parser, run
 
 __all__ = ["main"]
 
@@ -47,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run(
         "embedkit-index",
         lambda: _parse(argv),
-        usage=(InputError, IndexExistsError, IndexNotFoundError),
-        failed=(ModelMismatchError,),
+        usage=(ValueError, IndexExistsError, IndexNotFoundError),
+        failed=(*FAILURES, ModelMismatchError),
         remedies=_REMEDIES,
     )
 

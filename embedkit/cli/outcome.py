@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from ..documents.errors import OnError
-from ..index import BuildError, BuildSettings, IndexExistsError, InputError, ModelMismatchError
+from ..index import BuildSettings, IndexNotFoundError, InputError
 from ..index.auto.plot import plot_choice
 from ..index.auto.result import table_of
+from ..index.errors import IndexDamagedError
 from ..index.figure import check_plot
+from ..index.storage.layout import current_name
 from .common import EXIT_USAGE, CommandError, complain, plural, show
 from .interrupts import exit_code
 
@@ -63,22 +66,34 @@ def truncated(info: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def explained(left: Callable[[], str], resumes: str = "", *, skips: bool = True) -> Iterator[None]:
-    """Add to an error what is ``left`` on disk, and after Ctrl-C or SIGTERM how the work ``resumes``.
+def explained(path: str, left: Callable[[], str], live: str, *, skips: bool = True) -> Iterator[None]:
+    """Add to an error, and to what is told after Ctrl-C or SIGTERM, what is on disk.
 
-    ``skips``: the command has ``--on-error``.
+    Args:
+        path: the index that the work writes.
+        left: says what there is of the work before readers of the index see it.
+        live: says what they see once the index has changed, which Ctrl-C does not undo.
+        skips: the command has ``--on-error skip``, which a file of vectors rules out.
     """
+    before = _live_generation(path)
+
+    def told() -> str:
+        return left() if _live_generation(path) == before else live
+
     try:
         yield
     except KeyboardInterrupt as stop:
-        raise CommandError(exit_code(stop), f"interrupted: {left()}{resumes}") from None
+        raise CommandError(exit_code(stop), f"interrupted: {told()}") from None
     except InputError as error:
         hint = " (--on-error skip leaves it out)" if skips and error.skippable else ""
-        raise CommandError(EXIT_USAGE, f"{error}{hint}; {left()}") from None
-    except (ModelMismatchError, IndexExistsError, BuildError):
-        raise
-    except ValueError as error:  # the factory, the model
-        raise CommandError(EXIT_USAGE, str(error)) from None
+        raise CommandError(EXIT_USAGE, f"{error}{hint}; {told()}") from None
+
+
+def _live_generation(path: str) -> str | None:
+    """The manifest of the generation that readers see; ``None`` if there is none, or it cannot be told."""
+    with contextlib.suppress(IndexNotFoundError, IndexDamagedError, OSError):
+        return current_name(Path(path))
+    return None
 
 
 def check_choice(arguments: argparse.Namespace) -> None:
@@ -87,10 +102,7 @@ def check_choice(arguments: argparse.Namespace) -> None:
         return
     if arguments.target_recall is None:
         raise CommandError(EXIT_USAGE, "--plot draws what --target-recall measures: it needs both options")
-    try:
-        check_plot(arguments.plot)
-    except ValueError as error:
-        raise CommandError(EXIT_USAGE, str(error)) from None
+    check_plot(arguments.plot)
 
 
 def show_choice(arguments: argparse.Namespace, info: dict[str, Any]) -> None:

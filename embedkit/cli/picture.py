@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ..arguments import check_positive
-from ..documents import InputError
 from ..documents.folders import index_around
 from ..index import Index
 from ..index.figure import FORMATS, check_file, check_plot
@@ -70,18 +69,13 @@ def _map(arguments: argparse.Namespace) -> int:
         hint = "" if page or arguments.output.endswith(FORMATS) else " (or .html)"
         raise CommandError(EXIT_USAGE, f"{error}{hint}") from None
     with Index.open(arguments.index) as index:
-        try:
-            picture = make_picture(
-                index,
-                layout=arguments.layout,
-                color=arguments.color,
-                clusters=arguments.clusters,
-                sample=arguments.sample,
-            )
-        except InputError:
-            raise
-        except ValueError as error:
-            raise CommandError(EXIT_USAGE, str(error)) from None
+        picture = make_picture(
+            index,
+            layout=arguments.layout,
+            color=arguments.color,
+            clusters=arguments.clusters,
+            sample=arguments.sample,
+        )
     if page:
         write_page(picture, arguments.output, name=Path(arguments.index).name)
     else:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..arguments import check_positive
 from ..documents import InputError
 from ..documents.readers import Corpus
-from ..index import Index, ModelMismatchError, SearchStats, rerank
+from ..index import Index, SearchStats, rerank
 from ..index.search.device import check_device
 from ..index.search.hits import hit_fields
 from ..index.search.hybrid import check_weight
@@ -29,7 +29,7 @@ from .common import (
     load_index_encoder,
     open_reranker,
     print_json,
-    show,
+    show_result,
 )
 from .terminal import printable, shown_id, table
 
@@ -135,20 +135,14 @@ def _query(arguments: argparse.Namespace) -> int:
     except (ValueError, ImportError, RuntimeError) as error:  # wrong usage, as for build
         raise CommandError(EXIT_USAGE, str(error)) from None
     reranker = open_reranker(arguments.rerank, arguments.threads)
-    try:
-        index = Index.open(
-            arguments.index,
-            arguments.model,
-            threads=arguments.threads,
-            device=arguments.device,
-            force=arguments.force,
-        )
-    except ModelMismatchError:
-        raise
-    except ValueError as error:  # of this kind on a GPU
-        raise CommandError(EXIT_USAGE, str(error)) from None
     stats = SearchStats()
-    with index:
+    with Index.open(
+        arguments.index,
+        arguments.model,
+        threads=arguments.threads,
+        device=arguments.device,
+        force=arguments.force,
+    ) as index:
         texts: Iterator[str]
         if arguments.file is None:
             texts = (_checked_query(text, f"query {at}") for at, text in enumerate(arguments.texts, 1))
@@ -156,22 +150,17 @@ def _query(arguments: argparse.Namespace) -> int:
             texts = _queries_from(arguments.file)
         labeled = arguments.file is not None or len(arguments.texts) > 1
         asked: list[str] = []
-        try:
-            found = _search(index, texts, asked, arguments, reranker=reranker, stats=stats)
-            empty = True
-            for number, hits in enumerate(found, 1):
-                empty = empty and not hits
-                if arguments.json:
-                    _print_json_lines(asked[number - 1], hits, explain=arguments.explain)
-                else:
-                    label = f"{number}. {asked[number - 1]}" if labeled else None
-                    _print_table(label, hits, first=number == 1, explain=arguments.explain)
-            if empty and arguments.where is not None and (why := index.generation.why_empty(arguments.where)):
-                complain(f"note: {why}")
-        except (InputError, ModelMismatchError):
-            raise
-        except ValueError as error:  # k, nprobe, the condition, …
-            raise CommandError(EXIT_USAGE, str(error)) from None
+        found = _search(index, texts, asked, arguments, reranker=reranker, stats=stats)
+        empty = True
+        for number, hits in enumerate(found, 1):
+            empty = empty and not hits
+            if arguments.json:
+                _print_json_lines(asked[number - 1], hits, explain=arguments.explain)
+            else:
+                label = f"{number}. {asked[number - 1]}" if labeled else None
+                _print_table(label, hits, first=number == 1, explain=arguments.explain)
+        if empty and arguments.where is not None and (why := index.generation.why_empty(arguments.where)):
+            complain(f"note: {why}")
     if not asked:
         raise CommandError(EXIT_USAGE, f"{arguments.file}: contains no queries")
     if arguments.stats:
@@ -237,11 +226,11 @@ def _print_table(label: str | None, hits: list[Hit], *, first: bool, explain: bo
     # nothing is cut in a file or a pipe
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     if not first:
-        print()
+        show_result("")
     if label is not None:
-        show(printable(label))
+        show_result(printable(label))
     if not hits:
-        print("no document found")
+        show_result("no document found")
         return
     explain = explain and hits[0].parts is not None
     header = ("rank", "score", *(_PARTS if explain else ()), "id", "text")
@@ -256,7 +245,7 @@ def _print_table(label: str | None, hits: list[Hit], *, first: bool, explain: bo
         for hit in hits
     ]
     for line in table(header, rows, columns, numbers=len(header) - 2):
-        show(line)
+        show_result(line)
 
 
 _PARTS = ("vector", "words", "similarity", "bm25")

@@ -89,9 +89,10 @@ def build(arguments: argparse.Namespace) -> int:
     path = arguments.output
     begin = time.perf_counter()
     skipped = Skipped(arguments.on_error)
-    left = f"finished shards are kept in {arguments.shards or f'{path}.shards'}"
+    kept = arguments.shards or f"{path}.shards"
+    left = f"finished shards are kept in {kept}, and the same command resumes from there"
     with (
-        explained(lambda: left, ", and the same command resumes from there"),
+        explained(path, lambda: left, f"the index {path} is complete"),
         ProgressBar(None) as bar,
     ):
         built = build_index(

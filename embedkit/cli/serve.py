@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import os
 import socket
-import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -294,7 +293,6 @@ def _serve(arguments: argparse.Namespace) -> int:
 
         def ready() -> None:
             show(f"embedkit-serve: {printable(models)} on http://{shown}:{port}")
-            sys.stdout.flush()
             if not keys and arguments.host not in LOOPBACK:
                 complain(f"warning: anyone who reaches {shown}:{port} may use it; see --api-key", _PROGRAM)
 

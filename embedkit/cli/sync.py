@@ -111,7 +111,11 @@ def _sync(arguments: argparse.Namespace) -> int:
     begin = time.perf_counter()
     skipped = Skipped(arguments.on_error)
     with (
-        explained(lambda: _left(arguments.index)),
+        explained(
+            arguments.index,
+            lambda: _left(arguments.index),
+            f"{arguments.index} is changed; run the same command again for what is missing",
+        ),
         Index.open(arguments.index, arguments.model, threads=arguments.threads) as index,
         ProgressBar(None) as bar,
     ):
@@ -146,7 +150,12 @@ def _sync(arguments: argparse.Namespace) -> int:
 def _reembed(arguments: argparse.Namespace) -> int:
     begin = time.perf_counter()
     with (
-        explained(lambda: _left(arguments.index), skips=False),
+        explained(
+            arguments.index,
+            lambda: _left(arguments.index),
+            f"{arguments.index} is encoded again, and complete",
+            skips=False,
+        ),
         Index.open(arguments.index, threads=arguments.threads) as index,
         ProgressBar(None) as bar,
     ):

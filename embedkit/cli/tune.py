@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..documents import InputError
 from ..documents.readers import Corpus
-from ..index import Index, ModelMismatchError
+from ..index import Index
 from ..index.auto.plot import plot
 from ..index.figure import check_plot
 from .common import (
@@ -60,24 +59,19 @@ def _tune(arguments: argparse.Namespace) -> int:
             if not queries:
                 raise CommandError(EXIT_USAGE, f"{arguments.queries}: contains no queries")
             load_index_encoder(index)
-        try:
-            if arguments.plot is not None:
-                check_plot(arguments.plot)
-            tuned = index.tune(arguments.target_recall, queries, store=not arguments.dry_run)
-            info = index.info()
-            if tuned is not None and arguments.plot is not None:
-                name = f"{info['factory']}, {info['documents']:,} × {info['dimension']}"
-                plot(
-                    arguments.plot,
-                    {name: tuned.points},
-                    target=arguments.target_recall,
-                    title=name,
-                    chosen=tuned.point,
-                )
-        except (InputError, ModelMismatchError):
-            raise
-        except ValueError as error:
-            raise CommandError(EXIT_USAGE, str(error)) from None
+        if arguments.plot is not None:
+            check_plot(arguments.plot)
+        tuned = index.tune(arguments.target_recall, queries, store=not arguments.dry_run)
+        info = index.info()
+        if tuned is not None and arguments.plot is not None:
+            name = f"{info['factory']}, {info['documents']:,} × {info['dimension']}"
+            plot(
+                arguments.plot,
+                {name: tuned.points},
+                target=arguments.target_recall,
+                title=name,
+                chosen=tuned.point,
+            )
     if tuned is None:
         raise CommandError(
             EXIT_USAGE,

@@ -27,7 +27,7 @@ import os
 import uuid
 import warnings
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast
@@ -43,6 +43,7 @@ from .whole import READ_IN_PARTS, WHOLE, UnreadableError, not_utf8, read_whole
 
 __all__ = ["FORMATS", "Corpus", "Format", "Names", "check_fields"]
 
+_OPTIONS = ("--format", "--text-field", "--id-field", "--vector-field")
 _VECTORS_AT_ONCE = 4096
 
 
@@ -86,8 +87,8 @@ def check_fields(text_field: str, id_field: str | None, vector_field: str | None
     Raises:
         InputError: the text, the id or the vector have the same field.
     """
-    named = {"--text-field": text_field, "--id-field": id_field, "--vector-field": vector_field}
-    given = [(option, name) for option, name in named.items() if name is not None]
+    named = zip(_OPTIONS[1:], (text_field, id_field, vector_field), strict=True)
+    given = [(option, name) for option, name in named if name is not None]
     for at, (option, name) in enumerate(given):
         for other, same in given[:at]:
             if name == same:
@@ -117,6 +118,7 @@ class Corpus:
         vectors: str | os.PathLike[str] | None = None,
         on_error: OnError = "stop",
         names: Names | None = None,
+        options: Collection[str] = _OPTIONS,
     ) -> None:
         """Check that every input exists and is readable, without reading it.
 
@@ -130,6 +132,8 @@ class Corpus:
             vectors: a ``.npy`` file of precomputed vectors, one per document in order.
             on_error: what to do with a malformed line, as in `embedkit.Index.build`.
             names: how files are found and named; ``None``: as `Names` does by default.
+            options: --format, --text-field, --id-field and --vector-field, or those of them that the caller's
+                command has: what messages may offer.
 
         Raises:
             InputError: an input is missing, unreadable, of unknown format, or given twice.
@@ -148,8 +152,9 @@ class Corpus:
         check_fields(text_field, id_field, vector_field)
         names = names or Names()
         files = find_files(inputs, root=names.root, named_by_root=names.below_root, patterns=names.patterns)
+        remedy = " (for any other name, set the format with --format)" if "--format" in options else ""
         sources = [
-            Source(path, name, _format(path, format, names), on_error)
+            Source(path, name, _format(path, format, names), on_error, remedy=remedy)
             for path, name in zip(files.paths, files.names, strict=True)
         ]
         known: set[str] = set()
@@ -159,6 +164,7 @@ class Corpus:
                 raise InputError(path, "the input is given twice")
             known.add(identity)
         self.files = files
+        self._options = options
         self._read(sources, text_field, id_field, vector_field, vectors)
 
     @classmethod
@@ -166,6 +172,7 @@ class Corpus:
         """The documents of ``sources``."""
         corpus = cls.__new__(cls)
         corpus.files = Files()
+        corpus._options = ("--text-field", "--id-field")  # of build on Ray
         corpus._read(sources, text_field, id_field, None, None)
         return corpus
 
@@ -246,7 +253,7 @@ class Corpus:
             try:
                 yield _Record(line, *self._json_record(content))
             except _MalformedError as error:
-                array = line == 1 and content.lstrip().startswith("[")
+                array = "--format" in self._options and line == 1 and content.lstrip().startswith("[")
                 source.reject(line, f"{error}{'; if it is one JSON array: --format json' if array else ''}")
 
     def _whole(self, source: Source) -> Iterator[_Record]:
@@ -277,7 +284,7 @@ class Corpus:
             source.reject(1, not_utf8(content, error))
             return
         except _MalformedError as error:
-            lines = "Extra data at line" in str(error)  # after the first
+            lines = "--format" in self._options and "Extra data at line" in str(error)  # after the first
             source.reject(1, f"{error}{'; if it is JSON Lines: --format jsonl' if lines else ''}")
             return
         if isinstance(found, dict) and self._text_field not in found:
@@ -391,15 +398,12 @@ class Corpus:
         for name in columns:
             if columns.count(name) > 1:
                 raise InputError(origin, f"two columns are named {name!r}")
-        for wanted, option in (
-            (self._text_field, "--text-field"),
-            (self._id_field, "--id-field"),
-            (self._vector_field, "--vector-field"),
-        ):
+        fields = (self._text_field, self._id_field, self._vector_field)
+        for wanted, option in zip(fields, _OPTIONS[1:], strict=True):
             if wanted is not None and wanted not in columns:
+                remedy = f"; name it with {option}" if option in self._options else ""
                 raise InputError(
-                    origin,
-                    f"no column {wanted!r} (the columns are: {_listed(columns)}); name it with {option}",
+                    origin, f"no column {wanted!r} (the columns are: {_listed(columns)}){remedy}"
                 )
         id_field = self._id_field or "id"
         has_id = id_field in columns and id_field != self._text_field

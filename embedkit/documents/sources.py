@@ -129,6 +129,7 @@ class Source:
         *,
         span: Span | None = None,
         open_file: Callable[[str], IO[bytes]] | None = None,
+        remedy: str = "",
     ) -> None:
         """Check that ``path`` can be read.
 
@@ -139,6 +140,7 @@ class Source:
             on_error: what to do with a malformed line.
             span: the part to read of an uncompressed file; ``None``: all.
             open_file: opens a ``path`` that is not on this machine; it is not checked before.
+            remedy: added to the message if its name tells no format.
         """
         self.path = "stdin" if path == STDIN else path
         self.name = "stdin" if path == STDIN else name
@@ -152,11 +154,7 @@ class Source:
         self._from_stdin = path == STDIN
         found, self._packing = format_of("-.txt" if path == STDIN else path)
         if format is None and found is None:
-            raise InputError(
-                path,
-                f"unknown file type; embedkit reads {listed_formats()} "
-                "(for any other name, set the format with --format)",
-            )
+            raise InputError(path, f"unknown file type; embedkit reads {listed_formats()}{remedy}")
         self.format: Format = format or found or "txt"
         if self.format == "parquet":
             if self._packing or self._from_stdin:

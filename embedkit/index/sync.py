@@ -351,6 +351,7 @@ class _Reader:
             format=self._settings.format,
             on_error=on_error,
             names=Names(self._root, whole_text=bool(self._settings.whole_text)),
+            options=("--text-field", "--id-field"),
         )
 
     def _file_of(self, origin: str) -> str:

@@ -1,4 +1,4 @@
-"""Reads safetensors files as views of a memory map.
+"""Reads safetensors files as views of a memory map, and names those that cannot be written.
 
 The ``safetensors`` package copies tensors for numpy and cannot represent bfloat16 there; embedkit maps the file,
 so that opening a model needs no second copy. Files are untrusted: every number of the header is checked before it
@@ -11,18 +11,21 @@ model is opened, saved or verified, its files must not change. Replacing a file 
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import mmap
 import os
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SafetensorsFile", "to_bf16"]
+__all__ = ["SafetensorsFile", "to_bf16", "write_errors"]
 
 _MAX_HEADER = 100_000_000  # bytes; the format's own limit
 _MAX_NUMBER = 1 << 63  # of a shape or an offset; larger products could not be printed
@@ -34,6 +37,19 @@ _ITEM_BYTES = {
     **dict.fromkeys(("I64", "U64", "F64", "C64"), 8),
 }
 _REMEDY = "The file is damaged or was not fully downloaded; fetch it again."
+
+
+@contextmanager
+def write_errors(path: Path) -> Iterator[None]:
+    """Raise an `OSError` of ``path`` for what ``safetensors`` raises if it cannot write, as on a full disk."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except SafetensorError as error:
+        if (told := re.search(r"os error (\d+)", str(error))) is None:
+            raise OSError(errno.EIO, str(error), str(path)) from error
+        raise OSError(int(told[1]), os.strerror(int(told[1])), str(path)) from error
 
 
 class SafetensorsFile(Mapping[str, "npt.NDArray[Any]"]):

@@ -23,6 +23,7 @@ from .fingerprint import fingerprint, hash_stored_weights, source_weights_hash
 from .folder import FORMAT, METADATA_FILE, SETTINGS_FILE, ModelFolder, Settings, open_folder
 from .json_file import present, read_json, write_json
 from .modules import ACTIVATIONS, POOLING_FLAGS, Dense, Normalize, Pooling
+from .safetensors_file import write_errors
 from .sentence_settings import sentence_config
 from .static import is_model2vec
 from .tokenizer_files import TOKENIZER_FILES
@@ -434,7 +435,10 @@ def _write_dense(folder: Path, layer: DenseWeights) -> None:
 def _save_tensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
     from safetensors.numpy import save_file
 
-    save_file({name: np.ascontiguousarray(x) for name, x in tensors.items()}, path, metadata={"format": "pt"})
+    with write_errors(path):
+        save_file(
+            {name: np.ascontiguousarray(x) for name, x in tensors.items()}, path, metadata={"format": "pt"}
+        )
     model = next(
         file for name in ("config.json", "tokenizer.json") if (file := path.with_name(name)).exists()
     )

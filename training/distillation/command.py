@@ -7,6 +7,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+from ...cli.common import show
+
 __all__ = ["add_arguments", "run"]
 
 _EPILOG = """examples:
@@ -178,9 +180,9 @@ def run(options: argparse.Namespace) -> int:
         text_field=options.text_field,
     )
     if report:
-        print(f"{options.output / 'model'}: {report['steps']} steps, {report['train_seconds']:.0f} s")
+        show(f"{options.output / 'model'}: {report['steps']} steps, {report['train_seconds']:.0f} s")
         for label, row in report["rows"].items():
-            print(f"  {label}: " + ", ".join(f"{name} {value:,}" for name, value in row.items()))
+            show(f"  {label}: " + ", ".join(f"{name} {value:,}" for name, value in row.items()))
     return 0
 
 

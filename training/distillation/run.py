@@ -206,7 +206,7 @@ def _texts(
         train_file.unlink()
     write_text(about_file, json.dumps({**about, "content": content}, indent=2) + "\n")
     written = TextWriter(output)
-    for document in Corpus(_inputs(paths, output), text_field=text_field):
+    for document in Corpus(_inputs(paths, output), text_field=text_field, options=("--text-field",)):
         check_unicode(document.origin or f"document {document.id}", document.text)
         written.append(document.text)
     found = written.close()

@@ -34,6 +34,7 @@ from ...model_folder.hub import resolve
 from ...model_folder.json_file import present, read_json, write_json
 from ...model_folder.modules import Pooling
 from ...model_folder.rebuilt import rebuild
+from ...model_folder.safetensors_file import write_errors
 from ...model_folder.saving import check_new_folder, new_folder
 from ...model_folder.tokenizer_files import TokenizerSettings
 
@@ -196,7 +197,8 @@ def _write(
 
     tokenizer = {**content, "post_processor": None, "truncation": None, "padding": None}
     (work / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False), encoding="utf-8")
-    save_file({"embeddings": rows}, work / "model.safetensors")
+    with write_errors(work / "model.safetensors"):
+        save_file({"embeddings": rows}, work / "model.safetensors")
     shutil.copymode(work / "tokenizer.json", work / "model.safetensors")  # save_file's are their owner's only
     write_json(
         work / "config.json",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ...cli.common import show
+
 __all__ = ["add_arguments", "run"]
 
 _EPILOG = """examples:
@@ -42,5 +44,5 @@ def run(options: argparse.Namespace) -> int:
     from .static import StaticOptions, distill_static
 
     wanted = StaticOptions(options.dim, options.sif or None, options.dtype, threads=options.threads)
-    print(distill_static(options.model, options.output, wanted))
+    show(str(distill_static(options.model, options.output, wanted)))
     return 0

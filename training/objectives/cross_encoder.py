@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...model_folder.json_file import present, read_json, write_json
+from ...model_folder.safetensors_file import write_errors
 from ...model_folder.saving import copy_tokenizer
 from .. import packed
 from ..data.readers import Table
@@ -164,7 +165,7 @@ class PairClassifier(nn.Module):
 
         ``folder`` must exist; files in it are replaced. Readers truncate pairs to the ``max_length`` of the training.
         """
-        with quiet():
+        with quiet(), write_errors(folder):
             self.backbone.save_pretrained(folder)
         copy_tokenizer(self.tokenizer_folder, folder)
         path = folder / "tokenizer_config.json"

@@ -14,6 +14,7 @@ DEFAULT_MAX_MEMORY = 2 << 30
 
 _OTHER = 64 << 20  # SQLite's cache, texts read ahead, blocks of vectors
 _LEAST = 32 << 20
+_HEADROOM = 1.2
 
 
 def resident() -> int:
@@ -38,9 +39,10 @@ def faiss_budget(max_memory: int) -> int:
     used = resident()
     budget = max_memory - used - _OTHER
     if budget < _LEAST:
+        # the next process may take some more by then, and a limit in whole megabytes is rounded
+        enough = _HEADROOM * (used + _OTHER + _LEAST)
         raise BuildError(
             f"a build within {max_memory / 1e6:,.0f} MB is not possible: Python and the model already take "
-            f"{used / 1e6:,.0f} MB; set --max-memory (max_memory=) to at least "
-            f"{(used + _OTHER + _LEAST) / 1e6:,.0f} MB"
+            f"{used / 1e6:,.0f} MB; set --max-memory (max_memory=) to at least {enough / 1e6:,.0f} MB"
         )
     return budget

@@ -54,7 +54,7 @@ def read_judgments(queries: _PATH, qrels: _PATH) -> Judgments:
         InputError: a file cannot be read, a line is malformed, or no query has a relevant document.
     """
     texts: dict[str, str] = {}
-    for given in Corpus([queries]):
+    for given in Corpus([queries], options=()):
         id = _query_id(given)
         if id in texts:
             raise InputError(given.origin, f"a second query has the id {id!r}")

@@ -24,7 +24,9 @@ def ndcg(rankings: Rankings[_Id], gains: Gains[_Id], k: int) -> float:
 
     def one(ranking: Sequence[_Id], gain: Mapping[_Id, float]) -> float:
         ideal = sorted(gain.values(), reverse=True)
-        return _dcg([gain.get(id, 0.0) for id in ranking[:k]]) / _dcg(ideal[:k])
+        largest = ideal[0]  # of which each is a share: sums of relevances may be beyond a float
+        found = [gain.get(id, 0.0) / largest for id in ranking[:k]]
+        return _dcg(found) / _dcg([value / largest for value in ideal[:k]])
 
     return _mean([one(*pair) for pair in zip(rankings, gains, strict=True)])
 

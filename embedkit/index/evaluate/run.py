@@ -96,7 +96,7 @@ def evaluate(
         raise InputError(
             "",
             f"{len(missing):,} of {len(wanted):,} judged documents are not in the index, such as {min(missing)!r}; "
-            "judgments name documents by their ids (--id-field says which field holds them; in BEIR's files _id)",
+            "judgments name documents by their ids (in BEIR's files _id)",
         )
     return [_measure(index, judgments, search, ks, per_document=per_document) for search in searches]
 

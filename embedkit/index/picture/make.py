@@ -234,10 +234,11 @@ def _colored(color: str, metadata: Sequence[dict[str, Any]]) -> tuple[list[str],
     numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in given)
     if numbers and len(set(given)) > _MOST_VALUES:
         values = np.array([_number(value) for value in found])
-        return [
-            "" if value is None else "nan" if np.isnan(number) else f"{value}"
-            for value, number in zip(found, values, strict=True)
-        ], values
+        if np.isfinite(values).any():  # else there is nothing to color by
+            return [
+                "" if value is None else "nan" if np.isnan(number) else f"{value}"
+                for value, number in zip(found, values, strict=True)
+            ], values
     names = ["none" if value is None else value if isinstance(value, str) else f"{value}" for value in found]
     most = [name for name, _ in Counter(names).most_common(_MOST_VALUES)]
     return [name if name in most else OTHER for name in names], None

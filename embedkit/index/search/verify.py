@@ -80,6 +80,6 @@ def _encode_again(generation: Generation, encoder: TextEncoder, sample: int) -> 
         raise IndexDamagedError(
             f"the vector of the document {documents[row].id!r} is not the one the model computes of its text "
             f"(cosine {agreement[worst]:.4f}); build the index again. If vectors were given to the build (--vectors, "
-            "Document.vector), they need not be the model's: verify without --sample"
+            "Document.vector), they need not be the model's: verify with --sample 0 (sample=0)"
         )
     return len(chosen), float(agreement[worst])

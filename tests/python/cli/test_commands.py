@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
+from typing import NoReturn
 
 import faiss
 import numpy as np
@@ -160,6 +163,92 @@ def test_the_estimate_also_skips_an_unusable_text(
     )
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["info", "INDEX"],
+        ["delete", "INDEX", "k1"],
+        ["compact", "INDEX"],
+        ["verify", "INDEX"],
+        ["export", "INDEX", "out.faiss"],
+        ["map", "INDEX", "-o", "map.html"],
+        ["tune", "INDEX"],
+        ["query", "INDEX", "x"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_a_folder_that_faiss_cannot_open_exits_with_2(
+    index: str, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    try:
+        os.rename(index, name)
+    except OSError:
+        pytest.skip("the file system takes no names that are not UTF-8")
+    told = done(capsys, *[name if word == "INDEX" else word for word in command], code=2)
+    assert "the name is not valid UTF-8" in told and told.count("\n") == 1
+
+
+def test_a_size_that_is_none_exits_with_2(index: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told = done(capsys, "export", index, "out.faiss", "--max-memory", 0, code=2)
+    assert told == "embedkit-index: max_memory must be a positive integer, not 0\n"
+
+
+def test_info_of_a_folder_whose_name_is_not_utf8_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = os.fsdecode(b"caf\xe9")
+    try:
+        os.mkdir(folder)
+    except OSError:
+        pytest.skip("the file system takes no names that are not UTF-8")
+    Path(folder, "x.txt").write_text("one\n")
+    assert main(["build", folder, "-o", "index"]) == 0
+    capsys.readouterr()
+    assert main(["info", "index", "--json"]) == 0
+    out = capsys.readouterr().out
+    assert out.isascii() and json.loads(out)["root"] == os.path.realpath(folder)
+
+
+def interrupt(*_: object, **__: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("late", "command", "told"),
+    [
+        ("open", ["build", "y.jsonl", "-o", "new"], "the index new is complete"),
+        ("refresh", ["add", "index", "y.jsonl"], "all documents are in index"),
+        ("_refresh", ["reembed", "index", "--model", "other"], "index is encoded again, and complete"),
+        (
+            "delete",
+            ["sync", "folder", "followed"],
+            "followed is changed; run the same command again for what is missing",
+        ),
+    ],
+)
+def test_ctrl_c_after_the_change_says_that_it_is_made(
+    *,
+    late: str,
+    command: list[str],
+    told: str,
+    index: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write("y.jsonl", 20, 25)
+    if command[0] == "sync":
+        Path("folder").mkdir()
+        write("folder/a.jsonl", 30, 35)
+        write("folder/b.jsonl", 40, 45)
+        assert main(["build", "folder", "-o", "followed"]) == 0
+        assert main(["sync", "folder", "followed"]) == 0
+        write("folder/a.jsonl", 30, 35, "other")
+        Path("folder/b.jsonl").unlink()
+    monkeypatch.setattr(Index, late, interrupt)
+    capsys.readouterr()
+    assert main(command) == 130
+    assert capsys.readouterr().err == f"embedkit-index: interrupted: {told}\n"
+
+
 def test_the_engine_has_its_own_options(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--shards needs --engine ray" in done(
         capsys, "build", "x.jsonl", "-o", "new", "--shards", "s", code=2
@@ -176,19 +265,71 @@ def test_given_vectors(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["build", write("x.jsonl", 0, 20), "-o", "index", "--vectors", "v.npy"]) == 0
     with Index.open("index", FakeEncoder()) as index:
         assert index.ids(index.search_vectors(np.eye(32)[:20], 1)[1][:, 0]) == [f"k{n}" for n in range(20)]
+    assert "verify with --sample 0" in done(capsys, "verify", "index", code=1)
+    line = done(capsys, "verify", "index", "--sample", 0, "--model", "nowhere")
+    assert line == "index: 3 files and 20 documents verified"
+    assert "sample must be a positive integer, not -1" in done(
+        capsys, "verify", "index", "--sample", -1, code=2
+    )
 
 
 def test_a_second_writer_exits_with_1(
     index: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import os
-
     with Writer(Path(index)):
         assert "this process is writing to this index" in done(capsys, "delete", index, "k1", code=1)
         with monkeypatch.context() as another:  # process
             another.setattr(writer_lock, "_held", set())
             told = done(capsys, "delete", index, "k1", code=1)
         assert f"process {os.getpid()} is writing to this index" in told
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["import", "out.faiss", "x.odd", "-o", "new"], "x.odd: unknown file type; embedkit reads"),
+        (["import", "out.faiss", "array.jsonl", "-o", "new"], "array.jsonl:1: not valid JSON"),
+        (["import", "out.faiss", "lines.json", "-o", "new"], "lines.json:1: not valid JSON"),
+        (
+            ["eval", "index", "--queries", "x.odd", "--qrels", "qrels"],
+            "x.odd: unknown file type; embedkit reads",
+        ),
+        (["eval", "index", "--queries", "q.csv", "--qrels", "qrels"], "q.csv:1: no column 'text'"),
+        (["eval", "index", "--pairs", "pairs.tsv"], "judgments name documents by their ids"),
+        (["build", "twice.jsonl", "-o", "new", "--vectors", "v.npy"], "the id 'a' was used before"),
+    ],
+)
+def test_no_remedy_is_offered_that_the_command_does_not_have(
+    index: str, command: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done(capsys, "export", index, "out.faiss")
+    np.save("v.npy", np.eye(32, dtype=np.float32)[:2])
+    for name, content in {
+        "x.odd": "one\n",
+        "array.jsonl": "[\n",
+        "lines.json": "{}\n{}\n",
+        "q.csv": "id,body\n1,one\n",
+        "qrels": "1 0 k1 1\n",
+        "pairs.tsv": "text\tnowhere\n",
+        "twice.jsonl": '{"id": "a", "text": "one"}\n{"id": "a", "text": "two"}\n',
+    }.items():
+        Path(name).write_text(content)
+    told = done(capsys, *command, code=2)
+    assert message in told and "--" not in told
+
+
+def test_a_judged_document_that_is_missing_names_the_field_of_the_ids(
+    index: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("pairs.tsv").write_text("text\tnowhere\n")
+    assert "--id-field says which field" in done(capsys, "eval", "x.jsonl", "--pairs", "pairs.tsv", code=2)
+
+
+def test_the_memory_that_is_said_to_be_enough_is(index: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told = done(capsys, "build", "x.jsonl", "-o", "new", "--max-memory", "1MB", code=1)
+    match = re.search(r"at least ([\d,]+) MB", told)
+    assert match is not None
+    assert main(["build", "x.jsonl", "-o", "new", "--max-memory", f"{match[1].replace(',', '')}MB"]) == 0
 
 
 def test_too_little_memory_exits_with_1(index: str, capsys: pytest.CaptureFixture[str]) -> None:

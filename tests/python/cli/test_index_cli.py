@@ -352,6 +352,40 @@ def test_a_broken_pipe_is_quiet(index: str) -> None:
     assert process.wait(60) == 0
 
 
+def test_a_reader_of_progress_that_ends_does_not_end_a_build(corpus: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    process = start(
+        "build",
+        corpus,
+        "-o",
+        "index",
+        stdout=write,
+        stderr=subprocess.PIPE,
+        env=dict(os.environ, PYTHONUNBUFFERED="1"),
+    )
+    os.close(write)
+    assert (process.communicate(timeout=60)[1], process.returncode) == (b"", 0)
+    with Index.open("index", FakeEncoder()) as opened:
+        assert len(opened) == 3
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "arguments", [["info", "index"], ["info", "index", "--json"], ["query", "index", "cat"]]
+)
+def test_stdout_that_cannot_be_written_is_named(index: str, arguments: list[str], unbuffered: str) -> None:
+    environment = dict(os.environ, PYTHONUNBUFFERED=unbuffered)
+    with open("/dev/full", "wb") as full:
+        process = start(*arguments, stdout=full, stderr=subprocess.PIPE, env=environment)
+        told = process.communicate(timeout=60)[1]
+    assert (process.returncode, told) == (
+        1,
+        b"embedkit-index: [Errno 28] No space left on device: 'stdout'\n",
+    )
+
+
 def interrupt(
     process: subprocess.Popen[bytes], ready: Callable[[], object], number: int = signal.SIGINT
 ) -> None:

@@ -6,9 +6,11 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from embedkit import Encoder, list_models
@@ -22,6 +24,22 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*longer than max_length")
 
 def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return (a * b).sum(axis=1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+
+
+def test_a_full_disk_is_one_line(
+    make_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> NoReturn:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    source = str(make_model())
+    capsys.readouterr()
+    monkeypatch.setattr("safetensors.numpy.save_file", full)
+    assert main(["convert", source, str(tmp_path / "new"), "--precision", "int8"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("embedkit-model: [Errno 28] No space left on device: '") and told.count("\n") == 1
+    assert "model.int8.safetensors" in told
+    assert not (tmp_path / "new").exists()
 
 
 def test_there_and_back(

@@ -73,6 +73,7 @@ def test_figures_are_those_of_trec_eval() -> None:
 
 def test_short_rankings_count_as_they_are() -> None:
     assert ndcg([[]], [{"a": 1.0}], 10) == mrr([[]], [{"a": 1.0}], 10) == recall([[]], [{"a": 1.0}], 10) == 0
+    assert ndcg([["a", "b"]], [{"a": 1e308, "b": 1e308, "c": 1e308}], 2) == pytest.approx(1)
     assert ndcg([["a"]], [{"a": 2.0}], 10) == mrr([["a"]], [{"a": 2.0}], 10) == 1
     assert mrr([["x", "a"]], [{"a": 1.0}], 1) == 0
 

@@ -20,7 +20,7 @@ from embedkit.cli.main import main
 from embedkit.index import Document, Index, InputError
 from embedkit.index.figure import check_plot
 from embedkit.index.picture import make_picture, write_page
-from embedkit.index.picture.make import _colored, layout_of, name_clusters
+from embedkit.index.picture.make import OTHER, _colored, layout_of, name_clusters
 
 TOPICS = {
     "cooking": "lentil soup onion garlic pan simmer",
@@ -241,6 +241,8 @@ def test_a_number_beyond_what_a_float_holds_has_no_color() -> None:
     names, values = _colored("n", many)
     assert values is not None and np.isnan(values[-1]) and not np.isnan(values[:-1]).any()
     assert names[-2:] == ["20240115", "nan"] and names[7] == "7"
+    names, values = _colored("n", [{"n": 10**400 + value} for value in range(40)])
+    assert values is None and OTHER in names
 
 
 def test_texts_that_repeat_make_no_empty_clusters(tmp_path: Path) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from embedkit.model_folder.safetensors_file import SafetensorsFile
+from embedkit.model_folder.safetensors_file import SafetensorsFile, write_errors
 
 
 def write(path: Path, header: Any, data: bytes = b"") -> Path:
@@ -21,6 +23,16 @@ def write(path: Path, header: Any, data: bytes = b"") -> Path:
 
 def entry(dtype: str, shape: Any, begin: Any, end: Any) -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+def test_what_cannot_be_written_is_an_error_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "gone" / "t.safetensors"
+    with pytest.raises(FileNotFoundError) as caught, write_errors(path):
+        save_file({"a": np.zeros(1, np.float32)}, path)
+    assert caught.value.filename == str(path)
+    with pytest.raises(OSError, match="odd") as caught, write_errors(path):
+        raise SafetensorError("odd")
+    assert caught.value.errno == errno.EIO
 
 
 def test_reads_what_safetensors_wrote(tmp_path: Path) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 
 from embedkit import Encoder
 
@@ -104,6 +105,19 @@ def test_distilled_static_folder(make_model: Any, tmp_path: Path) -> None:
     model = st.SentenceTransformer(str(output), device="cpu").float()
     np.testing.assert_allclose(model.encode(texts)[:2], vectors[:2], atol=1e-5)
     assert main(command) == 2  # the folder exists
+
+
+def test_a_full_disk_is_one_line(
+    make_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*_: object, **__: object) -> NoReturn:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("safetensors.numpy.save_file", full)
+    assert main(["distill-static", str(make_model()), "-o", str(tmp_path / "new"), "--dim", "8", "-q"]) == 1
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith("embedkit-train: [Errno 28] No space left on device: '")
+    assert not (tmp_path / "new").exists()
 
 
 def test_distill_static_refuses(make_model: Any, tmp_path: Path) -> None:
