@@ -244,7 +244,7 @@ class Writer:
         if folder.exists():
             fsync_files(folder)
             folder.rename(self.segments / name)
-            fsync(self.segments)
+        fsync(self.segments)
 
     def write_tombstones(self, dead: bytes, deleted: int) -> TombstonesEntry:
         """Write a bitmap of deleted rows."""

@@ -150,6 +150,27 @@ def test_a_queue_full_of_large_requests_refuses(gate: Gate, metrics: Metrics) ->
     assert batcher.queued == (0, 0)
 
 
+@pytest.mark.parametrize("ends", ["withdrawn", "computed"])
+def test_requests_that_are_over_take_no_room_in_the_queue(gate: Gate, metrics: Metrics, ends: str) -> None:
+    batcher = Batcher(gate, Limits(queue_tokens=1000), ModelMetrics(metrics, "m"))
+    if ends == "computed":
+        for _ in range(10):
+            gate.open()
+            batcher.run_here("k", ["b"], [300])
+            gate.entered.acquire()
+    batcher.submit(job(["a"])[0])
+    gate.entered.acquire()
+    if ends == "withdrawn":
+        for _ in range(10):
+            one, _ = job(["b"], tokens=300)
+            batcher.submit(one)
+            batcher.withdraw(one)
+    for _ in range(4):
+        batcher.submit(job(["c"], tokens=200)[0])
+    gate.open(1000)
+    batcher.close()
+
+
 def test_a_bad_text_fails_its_own_request_only(batcher: Batcher, gate: Gate) -> None:
     first, good, bad = job(["a"]), job(["good"]), job(["bad"])
     batcher.submit(first[0])

@@ -52,11 +52,11 @@ def test_vectors_under_load_are_bitwise_those_of_encode(server: RunningServer) -
     assert server.metric("embedkit_queue_tokens") == 0
 
 
-def test_a_single_text_does_not_wait_for_ten_thousand(server: RunningServer) -> None:
+def test_a_single_text_does_not_wait_for_ten_thousand(start: Callable[..., RunningServer]) -> None:
     many = texts_of(10_000, 6)
 
     async def load() -> tuple[float, float, int]:
-        async with httpx.AsyncClient(base_url=server.url, timeout=120, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=running.url, timeout=300, trust_env=False) as http:
             begin = time.monotonic()
             body = {"input": many, "encoding_format": "base64"}
             long = asyncio.create_task(http.post("/v1/embeddings", json=body))
@@ -71,7 +71,8 @@ def test_a_single_text_does_not_wait_for_ten_thousand(server: RunningServer) -> 
             assert len((await long).json()["data"]) == len(many)
             return time.monotonic() - begin, slowest, answered
 
-    whole, slowest, answered = asyncio.run(load())
+    with start("--timeout", "300") as running:  # a busy machine may need longer than the usual minute
+        whole, slowest, answered = asyncio.run(load())
     assert answered >= 3
     assert slowest < whole / 3, f"{slowest:.2f} s of {whole:.2f} s"
 

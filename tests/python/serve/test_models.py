@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from running_server import RunningServer  # noqa: F401  (skips where the server's packages are missing)
 from tiny_cross_encoders import write_cross_encoder
@@ -76,6 +77,19 @@ def test_what_fits_is_loaded_and_the_rest_in_place_of_the_least_recently_used(
         ]
 
     assert asyncio.run(all_uses()) == ["ab", "bc", "cd", "ad"]
+
+
+def test_the_model_that_was_used_last_stays(pools: tuple[Pool[Any], Pool[Any]]) -> None:
+    first, second = pools
+    first.load_what_fits()
+
+    async def uses() -> str:
+        for pool, name in ((first, "b"), (first, "a"), (second, "c")):
+            async with pool.use(name):
+                pass
+        return loaded(*pools)
+
+    assert asyncio.run(uses()) == "ac"
 
 
 def test_models_in_use_stay_and_others_wait(pools: tuple[Pool[Any], Pool[Any]]) -> None:
@@ -191,6 +205,14 @@ def test_token_ids_without_their_package_are_refused(tmp_path: Path, monkeypatch
     with pytest.raises(ApiError, match="need the package tokenizers") as refused:
         decoder.texts([[5, 6]], "input")
     assert refused.value.status == 400
+
+
+def test_the_default_prompt_precedes_texts_without_another(tmp_path: Path) -> None:
+    Encoder(prompts={"query": "question: "}, default_prompt_name="query").save(tmp_path / "model")
+    model = EmbeddingModel(Encoder(tmp_path / "model", threads=1), Limits(), ModelMetrics(Metrics(), "m"))
+    found = model.embed_here(["a text"], model.form(None, None, None))
+    np.testing.assert_array_equal(found, model.encoder.encode(["question: a text"], prompt=""))
+    model.close()
 
 
 def test_too_long_counts_every_token_of_a_text(tmp_path: Path) -> None:

@@ -111,6 +111,18 @@ def test_reranked(searching: RunningServer, index_folder: Path, reranker: Path) 
         assert [hit["id"] for hit in hits] == expected
 
 
+@pytest.mark.parametrize("options", [{"rerank": True}, {"words": True}], ids=str)
+def test_each_of_several_queries_has_its_own_scores_and_words(
+    searching: RunningServer, options: dict[str, Any]
+) -> None:
+    together = hits_of(searching, query=QUERIES, k=4, **options)
+    for found, query in zip(together, QUERIES, strict=True):
+        (alone,) = hits_of(searching, query=query, k=4, **options)
+        for name in ("id", "words"):
+            assert [hit.get(name) for hit in found] == [hit.get(name) for hit in alone]
+        assert [hit["score"] for hit in found] == pytest.approx([hit["score"] for hit in alone], abs=1e-5)
+
+
 def test_words_found() -> None:
     english, none = Analyzer("english"), Analyzer("none")
     assert none.finder("Café sky  blue")("The SKY over cafe; skyline, sky") == ["SKY", "cafe"]

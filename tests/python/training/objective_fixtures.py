@@ -74,10 +74,15 @@ def make_recipe(
     )
 
 
-def losses(folder: Path) -> list[float]:
-    """The training losses of a run, from its TensorBoard log."""
+def logged(folder: Path, name: str) -> list[float]:
+    """The values of a run's steps, "loss" or "grad_norm", from its TensorBoard log."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     log = EventAccumulator(str(folder / "tensorboard"))
     log.Reload()
-    return [event.value for event in log.Scalars("train/loss")]
+    return [event.value for event in log.Scalars(f"train/{name}")]
+
+
+def losses(folder: Path) -> list[float]:
+    """The training losses of a run."""
+    return logged(folder, "loss")

@@ -29,7 +29,7 @@ from embedkit.training.model import ModelOptions, SentenceModel
 from embedkit.training.objectives import objective_class
 from embedkit.training.recipe import Recipe, recipe_of
 from embedkit.training.trainer import train
-from objective_fixtures import losses, nli_source, sts_source, write_nli, write_sts
+from objective_fixtures import logged, losses, nli_source, sts_source, write_nli, write_sts
 from safetensors.torch import load_file
 from tiny_families import tiny
 
@@ -535,14 +535,17 @@ def test_two_processes_train_like_one(
 
 def test_accumulated_batches_equal_one(content: dict[str, Any], tmp_path: Path) -> None:
     def collect(name: str, **training: Any) -> list[float]:
-        train(make(content, max_steps=1, learning_rate=1e-3, **training), tmp_path / name)
-        return losses(tmp_path / name)
+        # of a single step, a warmup would have no learning rate
+        train(make(content, max_steps=1, learning_rate=1e-3, warmup_ratio=0.0, **training), tmp_path / name)
+        return [*logged(tmp_path / name, "loss"), *logged(tmp_path / name, "grad_norm")]
 
     # 8 examples, so that both see the same ones in their only step
     content["data"]["nli"] = nli_source(write_nli(tmp_path / "eight.tsv", 8, 1))
     one, two = collect("one", batch_size=8), collect("two", batch_size=4, gradient_accumulation=2)
-    assert one == pytest.approx(two, abs=1e-6)
+    assert one == pytest.approx(two, rel=1e-4)
     for key, tensor in weights(tmp_path / "one").items():
+        if key.endswith("key.bias"):  # its gradient is 0: each query adds the same to all of its products
+            continue
         # Adam's first step is lr · g / (|g| + eps): below eps, g does not count as a gradient
         close = (weights(tmp_path / "two")[key] - tensor).abs() < 1e-5
         assert close.float().mean() > 0.98, key

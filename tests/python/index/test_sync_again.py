@@ -1,0 +1,49 @@
+"""A sync after one that was killed, and after reembed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fake_encoder import FakeEncoder
+from test_sync import WHOLE, built, held, write
+
+from embedkit.cli.main import main
+from embedkit.index import Index
+from embedkit.index.sync import sync
+
+
+def test_a_file_that_goes_after_a_kill_takes_its_documents_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kill comes between the change of the index and the note of it."""
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "folder"
+    write(folder, {"old.txt": "an old file"})
+    with built(folder, tmp_path / "index", FakeEncoder()) as index:
+        sync(index, folder, WHOLE)
+        write(folder, {"new.txt": "a new file"})
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("embedkit.index.sync_memory.SyncMemory.finish", killed)
+            sync(index, folder, WHOLE)
+        assert "new.txt" in index
+        (folder / "new.txt").unlink()
+        assert sync(index, folder, WHOLE).deleted == 1
+        assert held(index) == {"old.txt": "an old file"}
+
+
+def test_an_index_with_another_model_is_read_as_it_was_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = {"a.jsonl": '{"body": "one", "key": "x"}\n', "drafts/b.jsonl": '{"body": "two", "key": "y"}\n'}
+    write(tmp_path / "folder", lines)
+    options = ["--exclude", "drafts", "--text-field", "body", "--id-field", "key"]
+    assert main(["build", "folder", "-o", "index", *options]) == 0
+    assert main(["reembed", "index"]) == 0
+    assert main(["sync", "folder", "index"]) == 0
+    with Index.open("index") as index:
+        assert held(index) == {"x": "one"}

@@ -1,0 +1,70 @@
+"""The model that a served index is searched with: a served one whose vectors are the same, else one of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running_server import RunningServer  # noqa: F401  (skips where the server's packages are missing)
+from test_search_service import forever
+
+from embedkit import Encoder, Index
+from embedkit.serve.bodies import SearchRequest
+from embedkit.serve.errors import ApiError
+from embedkit.serve.opening import Options, open_state
+from embedkit.serve.state import State
+
+
+def searched(state: State, query: str) -> list[tuple[str, float]]:
+    assert state.search is not None
+    (hits,) = asyncio.run(state.search.search(SearchRequest(query=query, hybrid=False), 3, forever))
+    return [(hit.id, hit.score) for hit in hits]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"prompts": {"query": "it: "}}, {"prompts": {"document": "it: "}}, {"truncate_dim": 24}],
+    ids=str,
+)
+def test_a_served_model_of_other_vectors_is_not_the_indexs(tmp_path: Path, options: dict[str, Any]) -> None:
+    with Index.build(tmp_path / "index", ["one", "two", "cats"], Encoder(threads=1, **options)) as index:
+        expected = [(hit.id, hit.score) for hit in index.search("two", hybrid=False)[0]]
+    state = open_state(Options(models=("",), index=str(tmp_path / "index"), threads=1))
+    assert [name for name, _, _ in state.queues()] == ["embedkit-256-int8", "index"]
+    found = searched(state, "two")
+    assert [one[0] for one in found] == [one[0] for one in expected]
+    assert [one[1] for one in found] == pytest.approx([one[1] for one in expected], abs=1e-6)
+    state.close()
+
+
+@pytest.mark.parametrize(("seed", "precision"), [(1, "fp32"), (0, "int8")], ids=["weights", "precision"])
+def test_a_served_model_of_other_weights_is_not_the_indexs(
+    tmp_path: Path, make_model: Callable[..., Path], seed: int, precision: str
+) -> None:
+    encoder = Encoder(make_model(seed=seed), precision=precision, threads=1)
+    Index.build(tmp_path / "index", ["one", "two"], encoder).close()
+    state = open_state(Options(models=(f"tiny={make_model()}",), index=str(tmp_path / "index"), threads=1))
+    assert [name for name, _, _ in state.queues()] == ["tiny", "index"]
+    state.close()
+
+
+def test_the_model_of_an_index_is_not_closed_for_another(tmp_path: Path) -> None:
+    for name, size in (("a", 256), ("b", 24)):
+        Encoder(truncate_dim=size).save(tmp_path / name)
+    Index.build(tmp_path / "index", ["one", "two"], Encoder(tmp_path / "a", threads=1)).close()
+    weights = sum(path.stat().st_size for path in (tmp_path / "a").rglob("*.safetensors"))
+    models = tuple(str(tmp_path / name) for name in "ab")
+    memory = int(1.5 * weights)
+    state = open_state(Options(models=models, index=str(tmp_path / "index"), threads=1, max_memory=memory))
+
+    async def use() -> None:
+        async with state.embedders.use("b"):
+            pass
+
+    with pytest.raises(ApiError, match="in use fill the memory"):
+        asyncio.run(use())
+    assert searched(state, "one")[0][0] == "0"
+    state.close()

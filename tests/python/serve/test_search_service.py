@@ -1,0 +1,79 @@
+"""Searches of a served index, in this process: what other processes write, and how much one request may ask for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_encoder import FakeEncoder
+from running_server import RunningServer  # noqa: F401  (skips where the server's packages are missing)
+
+from embedkit import Index
+from embedkit.index import Document, IndexDamagedError
+from embedkit.serve.bodies import SearchRequest
+from embedkit.serve.errors import ApiError
+from embedkit.serve.search import SearchService, _check
+from embedkit.serve.settings import Limits
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[SearchService]:
+    documents = [Document(f"text number {number}", str(number)) for number in range(30)]
+    made = SearchService(Index.build(tmp_path / "index", documents, FakeEncoder()))
+    yield made
+    made.close()
+
+
+async def forever() -> None:
+    await asyncio.sleep(100)
+
+
+def test_what_another_process_writes_is_found_after_a_while(
+    service: SearchService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found() -> str:
+        return asyncio.run(service.search(SearchRequest(query="a zyzzyva"), 1, forever))[0][0].id
+
+    with Index.open(service.index.path, FakeEncoder()) as other:
+        other.add([Document("a zyzzyva", "new")])
+    assert found() != "new"  # it looks every ten seconds
+    monkeypatch.setattr("embedkit.serve.search._REFRESH_SECONDS", -1.0)
+    assert found() == "new"
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("disk"), IndexDamagedError("damaged"), ValueError("another model")], ids=repr
+)
+def test_the_index_that_is_open_serves_where_a_newer_one_cannot_be_read(
+    service: SearchService, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    tried = []
+
+    def fails() -> None:
+        tried.append(error)
+        raise error
+
+    monkeypatch.setattr("embedkit.serve.search._REFRESH_SECONDS", -1.0)
+    monkeypatch.setattr(service.index, "refresh", fails)
+    (hits,) = asyncio.run(service.search(SearchRequest(query="text number 7"), 1, forever))
+    assert (hits[0].id, tried) == ("7", [error])
+
+
+@pytest.mark.parametrize(
+    ("body", "limits"),
+    [
+        (SearchRequest(query=["a"] * 4), Limits(texts=3)),
+        (SearchRequest(query=["a"] * 101, k=1000), Limits()),
+        (SearchRequest(query=["a"] * 2001, rerank=True), Limits()),  # which orders 50 of each
+    ],
+    ids=["queries", "hits", "candidates"],
+)
+def test_queries_of_a_request_and_their_hits_are_bounded(body: SearchRequest, limits: Limits) -> None:
+    with pytest.raises(ApiError) as error:
+        _check(body, limits)
+    assert error.value.status == 413
+    assert isinstance(body.query, list)
+    fewer = body.model_copy(update={"query": body.query[:-1]})
+    assert len(_check(fewer, limits)) == len(body.query) - 1
