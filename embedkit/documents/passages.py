@@ -8,6 +8,7 @@ document's text), and the ``heading`` above it.
 from __future__ import annotations
 
 import re
+import sys
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -139,12 +140,12 @@ class PassageCutter:
         self._gaps = {"": 0, " ": max(0, two - 2 * one)}
         used = self._special + (self._lengths([prompt])[0] if prompt else 0)
         if room is not None and passages.tokens + used > room:
-            positions = getattr(getattr(encoder, "_engine", None), "positions", room)
+            positions = getattr(getattr(encoder, "_engine", None), "positions", sys.maxsize)
             more = "raise --max-length (max_length=), " if passages.tokens + used <= positions else ""
             raise ValueError(
                 f"passages of {passages.tokens} tokens do not fit into the model's maximum of {room}, of which "
-                f"special tokens and the prompt take {used}; {more}take another model, or build the index with passages "
-                f"of at most {room - used}"
+                f"special tokens and the prompt take {used}; {more}take another model, or build the index with "
+                f"passages of at most {room - used}"
             )
 
     def cut(self, document: Document) -> list[Document]:

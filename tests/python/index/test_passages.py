@@ -175,7 +175,10 @@ def test_passages_that_do_not_fit_the_model() -> None:
         ValueError, match=r"do not fit into the model's maximum of 64, .* passages of at most 62"
     ):
         PassageCutter(Tokenizing(), Passages(63))
-    for length, remedy in ((128, "take 2; raise --max-length .* of at most 126"), (None, "take 2; take another model, .* of at most 510")):
+    for length, remedy in (
+        (128, "take 2; raise --max-length .* of at most 126"),
+        (None, "take 2; take another model, .* of at most 510"),
+    ):
         with Encoder(max_length=length) as encoder, pytest.raises(ValueError, match=f"{remedy}$"):
             PassageCutter(encoder, Passages(600 if length is None else 200))
     with pytest.raises(TypeError, match="FakeEncoder has no tokenize"):
