@@ -126,13 +126,14 @@ def _stretches(run: str, asked: frozenset[str]) -> Iterator[str]:
         after = letters[last + 1] if last + 1 < len(letters) else None
         if after and after.start() == letter.end() and letter[0] + after[0] in asked:
             continue
-        if first < last or letter[0] in asked:
+        # a letter that is asked for without marks stands for those with marks, too
+        if first < last or letter[0] in asked or letter[0][0] in asked:
             yield run[spans[letters[first].start()][0] : spans[letter.end() - 1][1]]
         first = last + 1
 
 
 def _folded_with_spans(written: str) -> tuple[str, list[tuple[int, int]]]:
-    """``written`` folded; where in it that begins and ends of which each folded letter is made."""
+    """``written`` folded, and for each of its letters the part of ``written`` of which it was made: begin and end."""
     folded = _folded(written)
     if folded == written:
         return folded, [(at, at + 1) for at in range(len(written))]
