@@ -265,6 +265,15 @@ def load_recipe(path: Path, overrides: typing.Sequence[str] = ()) -> Recipe:
     Raises:
         ValueError: a key is unknown (a similar one is suggested), or a value has the wrong type or range.
     """
+    try:
+        return _load(path, overrides)
+    except RecursionError:
+        raise ValueError(
+            f"{path}: a value is nested too deeply, or holds itself (an alias *NAME in the value of &NAME)"
+        ) from None
+
+
+def _load(path: Path, overrides: typing.Sequence[str]) -> Recipe:
     import yaml
 
     try:

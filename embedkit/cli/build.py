@@ -156,7 +156,8 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="PATTERN",
-        help="of folders, read only files whose name or path matches, e.g. '*.md' (repeatable)",
+        help="of folders, read only files whose name or path matches, e.g. '*.md' (repeatable); with --format those "
+        "of any type",
     )
     command.add_argument(
         "--exclude",

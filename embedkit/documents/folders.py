@@ -77,15 +77,19 @@ class Files:
         return f"{count:,} file{'' if count == 1 else 's'} left out ({named}{more})"
 
 
-def walk(folder: str, patterns: Patterns, left_out: list[str]) -> list[os.DirEntry[str]]:
+def walk(
+    folder: str, patterns: Patterns, left_out: list[str], *, any_type: bool = False
+) -> list[os.DirEntry[str]]:
     """The files below ``folder`` that are read, by path; the others are appended to ``left_out``.
 
-    A link to a file that is read is left out.
+    A link to a file that is read is left out. ``any_type``: their format is given, so that those that ``include``
+    names are read whatever their own names.
 
     Raises:
         InputError: a folder cannot be read.
     """
     prefix = len(folder.rstrip(os.sep)) + 1
+    any_type = any_type and bool(patterns.include)
 
     def visit(path: str) -> Iterator[os.DirEntry[str]]:
         try:
@@ -100,7 +104,9 @@ def walk(folder: str, patterns: Patterns, left_out: list[str]) -> list[os.DirEnt
                     left_out.append(name + os.sep)
                 else:
                     yield from visit(entry.path)
-            elif entry.name.startswith(".") or format_of(entry.name)[0] is None or not patterns(name):
+            elif (
+                entry.name.startswith(".") or not (any_type or format_of(entry.name)[0]) or not patterns(name)
+            ):
                 left_out.append(name)
             elif _is_file(entry):
                 yield entry
@@ -154,6 +160,7 @@ def find_files(
     root: str | None = None,
     named_by_root: bool = True,
     patterns: Patterns | None = None,
+    any_type: bool = False,
 ) -> Files:
     """The files that ``inputs`` name: files, folders (all files of a known type below them), patterns, ``-``.
 
@@ -162,6 +169,7 @@ def find_files(
         root: the folder that names are relative to; ``None``: the folder given, or the one that all inputs share.
         named_by_root: false: names are as in indexes without a root (`names_of`).
         patterns: which files below a folder are read; ``None``: all of a known type.
+        any_type: as for `walk`.
 
     Raises:
         InputError: a folder holds no such file, or a pattern (with ``*``, ``?`` or ``[``) matches none.
@@ -180,7 +188,7 @@ def find_files(
                     "is an index, not documents: `embedkit-index merge` joins indexes, `reembed` encodes one again",
                 )
             left_out: list[str] = []
-            found = [entry.path for entry in walk(item, patterns, left_out)]
+            found = [entry.path for entry in walk(item, patterns, left_out, any_type=any_type)]
             files.left_out += left_out
             if not found:
                 reason = f"the folder holds no files that embedkit reads ({listed_formats()})"
@@ -196,7 +204,9 @@ def find_files(
                     if is_index(folder):
                         files.left_out.append(folder + os.sep)
                     else:
-                        found += [entry.path for entry in walk(folder, patterns, files.left_out)]
+                        found += [
+                            entry.path for entry in walk(folder, patterns, files.left_out, any_type=any_type)
+                        ]
             if not found:
                 found_none = (
                     "only folders without files that embedkit reads match" if matches else "no file matches"

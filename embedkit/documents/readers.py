@@ -151,7 +151,13 @@ class Corpus:
             )
         check_fields(text_field, id_field, vector_field)
         names = names or Names()
-        files = find_files(inputs, root=names.root, named_by_root=names.below_root, patterns=names.patterns)
+        files = find_files(
+            inputs,
+            root=names.root,
+            named_by_root=names.below_root,
+            patterns=names.patterns,
+            any_type=format is not None,
+        )
         remedy = " (for any other name, set the format with --format)" if "--format" in options else ""
         sources = [
             Source(path, name, _format(path, format, names), on_error, remedy=remedy)

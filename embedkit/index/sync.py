@@ -117,7 +117,7 @@ def sync(
         raise InputError(os.fspath(folder), "no such folder")
     left_out: list[str] = []
     young = time.time_ns() - _GRAIN
-    found = _walk(root, settings.patterns, left_out)
+    found = _walk(root, settings, left_out)
     _check_root(index, folder, root, empty=not found, moved=moved)
     manifest = index.generation.manifest
     if settings.whole_text is None:
@@ -156,11 +156,11 @@ def sync(
     return Synced(len(found), changes.read, written, replaced, deleted, reader.blank, left_out)
 
 
-def _walk(root: str, patterns: Patterns, left_out: list[str]) -> dict[str, _Stamp]:
+def _walk(root: str, settings: FolderSettings, left_out: list[str]) -> dict[str, _Stamp]:
     """Size and time of the files below ``root`` that are read, in the order in which they are read."""
     found = {}
     begin = len(root) + 1
-    for entry in walk(root, patterns, left_out):
+    for entry in walk(root, settings.patterns, left_out, any_type=settings.format is not None):
         status = entry.stat()
         found[entry.path[begin:]] = (status.st_size, status.st_mtime_ns)
     return found

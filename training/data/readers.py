@@ -497,6 +497,6 @@ def _refuse_dataset(name: str, error: Exception) -> NoReturn:
     ) from error
 
 
-def _nearest(name: str, names: Iterable[str]) -> str:
-    found = difflib.get_close_matches(name, list(names), 1, 0.6)
+def _nearest(name: Any, names: Iterable[str]) -> str:
+    found = difflib.get_close_matches(str(name), list(names), 1, 0.6)
     return f" (did you mean {found[0]!r}?)" if found else ""

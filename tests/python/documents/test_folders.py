@@ -101,6 +101,18 @@ def test_patterns_choose_files(folder: Path) -> None:
         read("*.none")
 
 
+def test_with_a_format_a_file_that_is_included_may_have_any_name(folder: Path) -> None:
+    (folder / "b" / "server.log").write_text("first\nsecond\n")
+    (folder / "b" / ".hidden.log").write_text("hidden\n")
+    included = Names(patterns=Patterns(("*.log",)))
+    read = [document.id for document in Corpus([folder], format="txt", names=included)]
+    assert read == ["b/server.log:1", "b/server.log:2"]
+    with pytest.raises(InputError, match="holds no files"):
+        Corpus([folder], names=included)
+    everything = [document.id for document in Corpus([folder], format="txt")]
+    assert "a/x.txt:1" in everything and not {"b/server.log:1", "image.png:1"} & set(everything)
+
+
 def test_whole_text_files(folder: Path) -> None:
     names = Names(patterns=Patterns(("a",)), whole_text=True)
     assert [(found.id, found.text) for found in Corpus([folder], names=names)] == [("a/x.txt", "one\ntwo\n")]

@@ -567,6 +567,19 @@ def test_formats_and_vectors_are_as_build_read_them(
     assert "was built with --dedup, which sync cannot follow" in capsys.readouterr().err
 
 
+def test_files_of_any_name_that_build_was_told_to_read_are_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, {"f/a.log": "one\ntwo\n", "f/b.bin": "not read\n"})
+    assert main(["build", "f", "-o", "index", "--format", "txt", "--include", "*.log"]) == 0
+    write(tmp_path, {"f/a.log": "one\ntwo\nthree\n", "f/c.log": "four\n"})
+    capsys.readouterr()
+    assert main(["sync", "f", "index"]) == 0
+    with Index.open("index") as index:
+        assert sorted(held(index)) == ["a.log:1", "a.log:2", "a.log:3", "c.log:1"]
+
+
 def test_an_index_of_other_inputs_than_one_folder_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -200,6 +200,11 @@ def test_a_recipe_is_found_by_path_or_name(file: Path, tmp_path: Path) -> None:
     ("override", "message"),
     [
         ("data.nli.limt=5", "data.nli: a source has no key 'limt'.*'limit'"),
+        ("data.nli={1: 2}", "data.nli: a source has no key 1; keys"),
+        (
+            "data.nli=&own {path: a.tsv, exclude: *own}",
+            "sbert.yaml: a value is nested too deeply, or holds itself",
+        ),
         ("evaluation.dev.nli.labels=yes", r"evaluation\.dev\.nli: labels is"),
         (
             "evaluation.dev.nli.weighted_fraction=0.5",
