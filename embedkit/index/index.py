@@ -364,7 +364,7 @@ class Index(Searcher):
             progress: called after each step.
 
         Returns:
-            Whether there was anything to fold, or in an index without documents to change.
+            Whether there was anything to fold or to build as another kind, or in an index without documents to change.
         """
         accept = self._open_live()[1].check
         settings = BuildSettings(max_memory=max_memory, threads=self._threads)

@@ -50,7 +50,7 @@ from ..prefetch import prefetch
 from ..several import several_documents
 from ..storage import faiss_index
 from ..storage.document_store import OtherInputError
-from ..storage.factory import check_rows
+from ..storage.factory import check_rows, fitting_factory
 from ..storage.generation import Generation, open_generation
 from ..storage.journal import Finished, Header, Made, State
 from ..storage.layout import Writer
@@ -445,7 +445,9 @@ def _index(job: _Job, staging: Staging) -> SegmentEntry:
     folder, vectors = job.writer.building, staging.vectors
     manifest, settings = job.manifest, job.settings
     factory = manifest.factory
-    if job.mode != "build":
+    if job.mode == "reembed":  # documents may have been deleted since it was built
+        factory = fitting_factory(factory, vectors.rows)
+    elif job.mode != "build":
         factory = faiss_index.added_factory(factory, vectors.rows, vectors.dimension)
     # if search parameters were measured, segments added later are searched with the same ones
     parameters = stored_parameters(manifest.tuning)

@@ -18,6 +18,7 @@ from ..auto.tune import Tuned
 from ..errors import BuildError, IndexExistsError, ModelMismatchError, ResumeError
 from ..several import several_ids
 from ..storage import faiss_index
+from ..storage.factory import fitting_factory
 from ..storage.filters import Where
 from ..storage.generation import Generation, open_generation
 from ..storage.journal import read_journal
@@ -29,6 +30,7 @@ from .fold import copy_segments
 from .publish import dated, in_language_of, rows_of_documents, tombstone
 from .resume import change_errors
 from .settings import BuildSettings, Report
+from .transfer import IMPORTED
 
 __all__ = [
     "compact",
@@ -133,7 +135,7 @@ def compact(
     language: str | None = None,
     accept: Callable[[Manifest], None],
 ) -> bool:
-    """Fold all segments into one without deleted documents; false if there was nothing to fold.
+    """Fold all segments into one without deleted documents; false if it is one already, of the kind that is asked for.
 
     ``factory`` and ``language`` are ``None`` for the index's own; of ``settings``, ``max_memory`` and ``threads``
     are used. ``accept`` is as in `_changing`.
@@ -144,7 +146,15 @@ def compact(
             factory = manifest.factory  # what `auto` meant for its model
         if factory is not None and factory not in faiss_index.AUTOMATIC:
             faiss_index.create_index(factory, manifest.dimension)
-        whole = len(base.segments) == 1 and base.segments[0].entry.tombstones is None
+        rows = manifest.documents
+        wanted = fitting_factory(manifest.factory, rows) if factory is None else factory
+        # documents that were added are another kind than the index while they are few
+        kinds = {faiss_index.resolve_factory(wanted, rows), *([IMPORTED] if factory is None else [])}
+        whole = (
+            len(base.segments) == 1
+            and base.segments[0].entry.tombstones is None
+            and all(part.factory in kinds for part in base.segments[0].entry.parts)
+        )
         if language is not None:
             manifest = replace(manifest, language=check_language(language))
         current = base.has_words and language in (None, base.manifest.language)
@@ -162,7 +172,7 @@ def compact(
                 return False
             writer.publish(dated(manifest, writer.generation))
             return True
-        settings = replace(settings, factory=manifest.factory, kept=manifest.kept)
+        settings = replace(settings, factory=wanted, kept=manifest.kept)
         entry = copy_segments(writer, base.segments, manifest, settings, report or (lambda _: None))
         name = entry.name
         manifest = in_language_of(manifest.with_segments((entry,)), entry)

@@ -13,7 +13,7 @@ from ..storage.generation import Chosen, Generation
 from ..storage.search_parameters import SearchParameters
 from .hybrid import DEPTH, WORDS_WEIGHT, Parts, check_weight, fuse
 
-__all__ = ["Found", "Hybrid", "PreparedSearch", "prepare"]
+__all__ = ["Found", "Hybrid", "PreparedSearch", "prepare", "without_numpy"]
 
 Hybrid = bool | float | None
 """Whether to search for words, too: ``None``: if the index has them; a number: the weight of the words, 0 to 1."""
@@ -103,7 +103,13 @@ def prepare(
     )
 
 
+def without_numpy(hybrid: Hybrid) -> Hybrid:
+    """``hybrid``; a bool of numpy, which would be taken for the weight 0 or 1, as one of Python."""
+    return bool(hybrid) if isinstance(hybrid, np.bool_) else hybrid
+
+
 def _words_weight(generation: Generation, hybrid: Hybrid) -> float | None:
+    hybrid = without_numpy(hybrid)
     if hybrid is None:
         return WORDS_WEIGHT if generation.searches_words else None
     if hybrid is False:

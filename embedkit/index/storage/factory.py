@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["check_factory", "check_rows", "least_rows"]
+__all__ = ["check_factory", "check_rows", "fitting_factory", "least_rows"]
 
 _CODE = r"(?:Flat|SQ(?:4|6|8|fp16)|RaBitQ|PQ(?P<{0}m>\d+)(?:x(?P<{0}bits>\d+))?(?:fsr?)?)"
 _GRAMMAR = re.compile(
@@ -68,6 +68,11 @@ def least_rows(factory: str) -> int:
     if found["opq"] is not None:
         needed.append(_OPQ_CENTROIDS)
     return max(needed)
+
+
+def fitting_factory(factory: str, rows: int) -> str:
+    """``factory``, or exact search if ``rows`` vectors are too few to train it."""
+    return factory if rows >= least_rows(factory) else "Flat"
 
 
 def check_rows(factory: str, rows: int) -> None:

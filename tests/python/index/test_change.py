@@ -93,6 +93,8 @@ def test_compact_of_no_documents_changes_what_comes_later(tmp_path: Path, encode
         assert index.compact(factory="HNSW16", language="german") and index.info()["factory"] == "HNSW16"
         assert not index.compact(factory="HNSW16")
         index.add(documents(0, 5))
+        assert index.info()["factory"] == "Flat"
+        assert index.compact(factory="HNSW16") and index.info()["factory"] == "HNSW16"
         assert index.compact(factory="HNSW16") is False
         assert [entry.words.language for entry in index.generation.manifest.segments if entry.words] == [
             "german"
@@ -300,6 +302,37 @@ def test_compaction_folds_without_encoding(tmp_path: Path, factory: str) -> None
         index.verify()
         with pytest.raises(ValueError, match="factory"):
             index.compact(factory="bogus")
+
+
+@pytest.mark.parametrize("factory", ["HNSW16", "IVF8,SQ8", "IVF8,PQ4x4", "SQ8"])
+def test_an_index_stays_of_its_kind(tmp_path: Path, encoder: FakeEncoder, factory: str) -> None:
+    def kind(index: Index) -> str:
+        index.verify()
+        return str(index.info()["factory"])
+
+    with Index.build(tmp_path / "index", documents(0, 300), encoder, factory=factory) as index:
+        index.upsert(documents(0, 300, "new"))
+        assert kind(index) == "Flat"  # all of it was added
+        assert index.compact() and kind(index) == factory
+        assert not index.compact() and not index.compact(factory=factory)
+        index.reembed(FakeEncoder("other", truncate_dim=24))
+        assert kind(index) == factory
+        assert not index.compact()
+        index.delete(where="n >= 7")
+        assert index.compact() and len(index) == 7
+        assert kind(index) == (factory if factory in ("HNSW16", "SQ8") else "Flat")
+        assert not index.compact()
+        index.reembed(encoder)
+        index.add(documents(7, 300))
+        assert index.compact() and kind(index) == factory
+
+
+def test_an_imported_index_is_compacted_if_asked_to(tmp_path: Path, encoder: FakeEncoder) -> None:
+    with Index.build(tmp_path / "index", documents(0, 100), encoder, factory="HNSW16") as index:
+        index.export_faiss(tmp_path / "vectors.faiss")
+    with Index.import_faiss(tmp_path / "imported", tmp_path / "vectors.faiss", encoder) as imported:
+        assert not imported.compact()
+        assert imported.compact(factory="auto") and imported.info()["factory"] == "Flat"
 
 
 def test_merging_shares_files_and_leaves_the_sources(tmp_path: Path, encoder: FakeEncoder) -> None:

@@ -192,6 +192,12 @@ def test_the_default_is_hybrid_where_there_are_texts_and_words(tmp_path: Path) -
             (float("nan"), ValueError, "from 0 to 1"),
             ("yes", TypeError, "hybrid must be"),
         ]
+        numpy: Any
+        for numpy in (np.True_, np.False_):
+            assert index.search("number 7", k=5, hybrid=numpy) == index.search(
+                "number 7", k=5, hybrid=bool(numpy)
+            )
+        assert [hit.id for hit in index.search(vector, k=5, hybrid=numpy)[0]] == [hit.id for hit in plain]
         for value, error, message in wrong:
             with pytest.raises(error, match=message):
                 index.search("number 7", hybrid=value)
