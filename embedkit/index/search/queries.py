@@ -67,7 +67,8 @@ def query_vectors(vectors: npt.NDArray[np.floating[Any]], manifest: Manifest) ->
             f"query vectors have the shape {np.shape(vectors)}, the index needs (n, {manifest.dimension})"
         )
     if len(array) == 1:  # spares a single query the overhead of six array operations
-        square = float(array[0].dot(array[0]))
+        with np.errstate(over="ignore"):  # a square beyond float32 is computed again below
+            square = float(array[0].dot(array[0]))
         if _LEAST_SQUARE < square < _MOST_SQUARE:
             return array if manifest.metric == "dot" else array / np.float32(math.sqrt(square))
     squares = np.einsum("ij,ij->i", array, array)

@@ -18,6 +18,7 @@ def test_given_vectors_keep_their_length_under_dot(tmp_path: Path) -> None:
         np.testing.assert_array_equal(index.generation.vectors(np.arange(2)), vectors)
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("scale", [1e-25, 1e25])  # whose squares float32 has not
 @pytest.mark.parametrize("count", [1, 3])
 def test_queries_of_any_length_have_cosines(tmp_path: Path, scale: float, count: int) -> None:

@@ -58,6 +58,23 @@ def test_similarity_loss_is_the_formula(texts: int) -> None:
     assert similarity_loss(leaf, torch.tensor(teacher)).item() == pytest.approx(want, rel=1e-5)
 
 
+def test_each_width_of_cosines_has_half_the_weight_of_the_one_before(
+    make_model: MakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = HpdOptions([TeacherOptions("t")], reduction="cosine", similarity=3.0, matryoshka=[2, 4])
+    encoder = SentenceModel.load(ModelOptions(str(make_model()), projection=Projection(8), max_length=32))
+    objective = Hpd(encoder, options, {"t": Table({"text": ["a"]})})
+    ours, theirs = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0)).unbind()
+    monkeypatch.setattr(objective, "encode", lambda *_: ours[None])
+    want = 0.0
+    for width, weight in ((8, 1), (4, 0.5), (2, 0.25)):
+        cosine = torch.cosine_similarity(ours[:, :width], theirs[:, :width])
+        similarity = similarity_loss(ours[None, :, :width], theirs[None])
+        want += weight * ((1 - cosine).mean() + 3 * similarity).item()
+    none = torch.zeros(0)
+    assert objective(none, none, none, teacher=theirs)["loss"].item() == pytest.approx(want, rel=1e-5)
+
+
 def test_groups_of_related_texts(make_model: MakeModel, texts: list[str], tmp_path: Path) -> None:
     """Each text of a group learns its own target, and its distance to the others."""
     tables = {
