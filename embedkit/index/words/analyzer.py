@@ -332,7 +332,9 @@ def runs_and_words(text: str) -> tuple[list[list[str]], list[str]]:
     """The runs of scripts without spaces in ``text``, each as its letters with their marks; and its other words."""
     run, letter, between = _patterns()
     text = _folded(text).lower()
-    return [letter.findall(found) for found in run.findall(text)], between.sub(" ", run.sub(" ", text)).split()
+    return [letter.findall(found) for found in run.findall(text)], between.sub(
+        " ", run.sub(" ", text)
+    ).split()
 
 
 def _folded(text: str) -> str:
