@@ -257,7 +257,7 @@ class Suite:
             found += ["-c", ROOT / "pyproject.toml", "--rootdir", ROOT]
             tests = ROOT / "tests" / "python"
             if dry:
-                return [*found, tests / "kernels" / "test_modern.py", "-k", "alibi or turns"]
+                return [*found, tests / "kernels" / "test_modern.py", "-k", "alibi or rotary"]
             found += [tests / "kernels", tests / "backends" / "test_cuda.py", "-m", "gpu"]
             return [*found, *(["-n", "8"] if importlib.util.find_spec("xdist") else [])]
         if name == "throughput":

@@ -28,7 +28,7 @@ __all__ = [
 
 
 def _main_interpreter_only() -> None:
-    """Refuse to be imported in a subinterpreter, where loading the core would wait for ever.
+    """Refuse to be imported in a subinterpreter, where loading the core would hang.
 
     Raises:
         ImportError: this is one; says what to set.

@@ -62,6 +62,9 @@ double cgroup_cpus(const std::string& groups_file, const std::string& mount) {
       if (path.find('/') == std::string::npos) break;
     }
   }
+  // Where the system does not tell the groups, as in some sandboxes.
+  if (least == 0) least = quota_of(mount, true);
+  if (least == 0) least = quota_of(mount + "/cpu", false);
   return least;
 }
 

@@ -14,7 +14,7 @@ from ..documents.document import Document
 from ..documents.folders import Patterns
 from ..documents.passages import Passages
 from ..documents.readers import FORMATS, Corpus, Names
-from ..index import BuildSettings, Index, IndexExistsError, InputError
+from ..index import BuildSettings, Index, IndexExistsError, InputError, Progress
 from ..index.build.estimate import Estimate, estimate
 from ..index.build.resume import resumable_rows
 from ..index.storage.factory import check_rows
@@ -391,7 +391,7 @@ def _add(arguments: argparse.Namespace) -> int:
             lambda: _what_is_left(path),
             f"all documents are in {path}",
             skips=arguments.vectors is None,
-        ),
+        ) as begun,
         Index.open(path, arguments.model, threads=arguments.threads) as index,
     ):
         source = _Input(arguments, index.generation.manifest)
@@ -404,12 +404,17 @@ def _add(arguments: argparse.Namespace) -> int:
         _say_resumed(0 if arguments.restart else resumable_rows(Path(path)))
         write = index.add if arguments.change == "add" else index.upsert
         with ProgressBar(source.corpus.total_bytes) as bar:
+
+            def report(progress: Progress) -> None:
+                begun(progress)
+                bar.update(progress)
+
             written = write(
                 source.corpus,
                 restart=arguments.restart,
                 max_memory=arguments.max_memory,
                 on_error=source.on_error,
-                progress=bar.update,
+                progress=report,
             )
         replaced = (
             f", {written.replaced:,} earlier {'one' if written.replaced == 1 else 'ones'} replaced"

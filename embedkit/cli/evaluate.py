@@ -138,15 +138,17 @@ def _evaluate(arguments: argparse.Namespace) -> int:
             ) from None
     if not rows:
         raise CommandError(EXIT_USAGE, "no index could be built")
-    if arguments.plot is not None:
-        points = [(_name(row, rows), row["search"], row["ms"], row["ndcg@10"]) for row in rows]
-        title = f"{plural(len(judgments.queries), 'query')}, {plural(rows[0]['documents'], 'document')}"
-        plot_quality(arguments.plot, points, title=title)
-    if arguments.json:
-        for row in rows:
-            print_json(row)
-    else:
-        _show_table(rows, ks, judgments)
+    try:  # before the table, whose reader may be gone
+        if arguments.plot is not None:
+            points = [(_name(row, rows), row["search"], row["ms"], row["ndcg@10"]) for row in rows]
+            title = f"{plural(len(judgments.queries), 'query')}, {plural(rows[0]['documents'], 'document')}"
+            plot_quality(arguments.plot, points, title=title)
+    finally:
+        if arguments.json:
+            for row in rows:
+                print_json(row)
+        else:
+            _show_table(rows, ks, judgments)
     return EXIT_OK
 
 

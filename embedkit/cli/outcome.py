@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..documents.errors import OnError
-from ..index import BuildSettings, IndexNotFoundError, InputError
+from ..index import BuildSettings, IndexNotFoundError, InputError, Progress
 from ..index.auto.plot import plot_choice
 from ..index.auto.result import table_of
 from ..index.errors import IndexDamagedError
@@ -66,8 +66,12 @@ def truncated(info: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def explained(path: str, left: Callable[[], str], live: str, *, skips: bool = True) -> Iterator[None]:
+def explained(
+    path: str, left: Callable[[], str], live: str, *, skips: bool = True
+) -> Iterator[Callable[[Progress], None]]:
     """Add to an error, and to what is told after Ctrl-C or SIGTERM, what is on disk.
+
+    Yields what takes the progress of a work that folds earlier segments first, which changes no document.
 
     Args:
         path: the index that the work writes.
@@ -77,11 +81,16 @@ def explained(path: str, left: Callable[[], str], live: str, *, skips: bool = Tr
     """
     before = _live_generation(path)
 
+    def begun(progress: Progress) -> None:
+        nonlocal before
+        if progress.stage == "encode":
+            before = _live_generation(path)
+
     def told() -> str:
         return left() if _live_generation(path) == before else live
 
     try:
-        yield
+        yield begun
     except KeyboardInterrupt as stop:
         raise CommandError(exit_code(stop), f"interrupted: {told()}") from None
     except InputError as error:

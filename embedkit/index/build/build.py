@@ -418,8 +418,7 @@ def _encode(job: _Job, chunks: Generator[Chunk, None, None], staging: Staging, p
     normalize = job.header.metric == "cosine"
     try:
         with contextlib.closing(chunks):
-            if spool.rows:
-                job.report(Progress("encode", spool.rows, None))
+            job.report(Progress("encode", spool.rows, None))
             for chunk in chunks:
                 before, begin = truncated_by(job.encoder), time.monotonic()
                 spool.add(encode_chunk(chunk, job.encoder, job.header.dimension, normalize=normalize))

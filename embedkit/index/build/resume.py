@@ -152,13 +152,13 @@ def check_header(root: Path, state: State | None, header: Header) -> None:
 
 
 def check_base(root: Path, state: State | None, header: Header) -> None:
-    """Refuse to resume an upsert whose index has changed meanwhile: other documents may be the ones to encode."""
+    """Say that the index has changed meanwhile, too, so that other documents of the same input may be to encode."""
     if state is None or state.header.base in (None, header.base):
         return
     raise ResumeError(
-        f"{root}: the index has changed since an interrupted '{state.header.mode}' began (generation "
-        f"{state.header.base}, now {header.base}), so that other documents are to be encoded; discard it with "
-        "--restart (restart=True)"
+        f"{root}: an interrupted '{state.header.mode}' was given other documents, or the index has changed so that "
+        f"others of them are to be encoded (generation {state.header.base}, now {header.base}); give the same input "
+        "again, or, if it is the same, discard what is encoded with --restart (restart=True)"
     )
 
 

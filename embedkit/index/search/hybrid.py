@@ -37,8 +37,8 @@ class Parts:
     """What the score of a hybrid search was made of: ``(1 - w) · vector + w · words``.
 
     Attributes:
-        similarity: the cosine or dot product; ``None`` if the document is not among the candidates by vector.
-        bm25: the score of the words; ``None`` if it holds none of them, or is not among the candidates by words.
+        similarity: the cosine or dot product; ``None`` if the search by vectors did not find the document.
+        bm25: the score of the words; ``None`` if it holds none of them, or the search by words did not find it.
         vector: ``similarity`` between the last candidate (0) and the best (1); 0 for what comes after it.
         words: ``bm25`` as a share of the best, or of what the query's rarest words would score if that is more.
     """
@@ -107,7 +107,7 @@ def fuse(
         return hits
     # what scores 0, in the order that the formula would give it if all were candidates
     similarity, bm25 = dict(by_vector), dict(by_words)
-    lowest = by_vector[-1][1] if by_vector else 0.0
+    lowest = min(similarity.values(), default=0.0)
     rest = sorted(
         (
             (weight - 1) * (similarity.get(row, lowest) - last) / (spread or 1)

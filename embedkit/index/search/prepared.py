@@ -57,17 +57,24 @@ class PreparedSearch:
         if self.words_weight is None or texts is None:
             return Found(*self.generation.search(vectors, self.k, self.parameters, self.chosen))
         depth = max(DEPTH, 2 * self.k)
-        nearest = min(depth, self.generation.manifest.documents)
-        similarities, dense = self.generation.search(vectors, nearest, self.parameters, self.chosen)
+        documents = self.generation.manifest.documents
+        # a deeper search, which may find other ones first (HNSW, codes), only adds to the candidates
+        searches = [
+            self.generation.search(vectors, nearest, self.parameters, self.chosen)
+            for nearest in sorted({min(DEPTH, documents), min(depth, documents)})
+        ]
         scores = np.zeros((len(texts), self.k), np.float32)
         rows = np.full((len(texts), self.k), -1, np.int64)
         parts = []
         for line, text in enumerate(texts):
-            pairs = zip(dense[line].tolist(), similarities[line].tolist(), strict=True)
-            by_vector = [(row, similarity) for row, similarity in pairs if row >= 0]
+            by_vector: dict[int, float] = {}
+            for similarities, dense in searches:
+                for row, similarity in zip(dense[line].tolist(), similarities[line].tolist(), strict=True):
+                    if row >= 0:
+                        by_vector.setdefault(row, similarity)
             asked = self.generation.asked(text)
             by_words = self.generation.keywords(asked, depth, self.chosen)
-            fused = fuse(by_vector, by_words, self.words_weight, self.k, asked.attainable)
+            fused = fuse(list(by_vector.items()), by_words, self.words_weight, self.k, asked.attainable)
             for place, (row, score, _) in enumerate(fused):
                 rows[line, place], scores[line, place] = row, score
             parts.append([part for _, _, part in fused])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -178,6 +178,10 @@ class FaissPart:
         if allowed is None:
             scores, rows = self._search(vectors, k, parameters)
             lacking = np.flatnonzero(rows[:, -1] < 0)
+            if len(lacking) and self.ef is not None:  # a wider search reaches more of the graph
+                wide = replace(parameters, ef=min(self.rows, 8 * max(k, parameters.ef or self.ef)))
+                scores[lacking], rows[lacking] = self._search(vectors[lacking], k, wide)
+                lacking = lacking[rows[lacking, -1] < 0]
             if len(lacking) and self._visits_all(parameters):
                 scores[lacking], rows[lacking] = exact(vectors[lacking], k, np.arange(self.rows))
             return scores, rows

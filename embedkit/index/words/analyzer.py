@@ -112,22 +112,22 @@ def _written() -> tuple[re.Pattern[str], re.Pattern[str]]:
     return re.compile(run), re.compile(f"(?:(?:[^\\w{marks}{out} ]|[_{_KEYCAP}])[{out}]*)+")
 
 
-def _stretches(run: str, asked: frozenset[str]) -> Iterator[str]:
-    """The longest stretches of ``run`` whose pairs of letters are all ``asked`` for, and its letters that are.
+def _stretches(run: str, pairs: frozenset[str], alone: tuple[str, ...]) -> Iterator[str]:
+    """The longest stretches of ``run`` whose pairs of letters are all asked for, and its letters that are.
 
     Args:
         run: of letters without spaces, not folded.
-        asked: pairs, and letters that stand alone, of a folded query.
+        pairs: of letters of a folded query.
+        alone: its letters that stand alone; with more marks, they are the same.
     """
     folded, spans = _folded_with_spans(run)
     letters = list(_patterns()[1].finditer(folded))
     first = 0
     for last, letter in enumerate(letters):
         after = letters[last + 1] if last + 1 < len(letters) else None
-        if after and after.start() == letter.end() and letter[0] + after[0] in asked:
+        if after and after.start() == letter.end() and letter[0] + after[0] in pairs:
             continue
-        # a letter that is asked for without marks stands for those with marks, too
-        if first < last or letter[0] in asked or letter[0][0] in asked:
+        if first < last or letter[0].startswith(alone):
             yield run[spans[letters[first].start()][0] : spans[letter.end() - 1][1]]
         first = last + 1
 
@@ -285,15 +285,19 @@ class Analyzer:
         """
         run, between = _written()
         words = self.words(query[:_SEARCHED])
-        unspaced = frozenset(one.removesuffix("*") for one in words if _ANY_UNSPACED.match(one))
-        terms = frozenset(self.terms(query[:_SEARCHED])) - {one for one in words if _ANY_UNSPACED.match(one)}
+        unspaced = frozenset(one for one in words if _ANY_UNSPACED.match(one))
+        alone = tuple(one.removesuffix("*") for one in unspaced if one.endswith("*"))
+        letters = {one[0] for one in unspaced}
+        terms = frozenset(self.terms(query[:_SEARCHED])) - unspaced
 
         def found(text: str) -> list[str]:
             text = text[:_SEARCHED]
             found: dict[str, None] = {}
             if unspaced:
+                written = unicodedata.is_normalized("NFKC", text)
                 for one in run.findall(text):
-                    found.update(dict.fromkeys(_stretches(one, unspaced)))
+                    if not written or not letters.isdisjoint(one):
+                        found.update(dict.fromkeys(_stretches(one, unspaced, alone)))
             words = iter(dict.fromkeys(between.sub(" ", run.sub(" ", text)).split()))
             left = set(terms)
             while left and (some := list(islice(words, _CUT_AT_ONCE))):

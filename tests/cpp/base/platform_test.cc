@@ -25,6 +25,9 @@ int main() {
   const fs::path root = fs::temp_directory_path() / "embedkit_platform_test";
   fs::remove_all(root);
   CHECK(granted(root) == 0);
+  write(root / "mount/cpu.max", "250000 100000\n");  // where no groups are told
+  CHECK(granted(root) == 2.5);
+  fs::remove_all(root);
 
   // Version 2: the least of the own group and those around it.
   write(root / "cgroup", "0::/system.slice/a.service\n");

@@ -15,7 +15,7 @@ from fake_encoder import FakeEncoder
 
 from embedkit.cli.common import byte_size
 from embedkit.cli.main import main
-from embedkit.index import Index
+from embedkit.index import Document, Index
 from embedkit.index.storage import writer_lock
 from embedkit.index.storage.layout import Writer
 
@@ -247,6 +247,21 @@ def test_ctrl_c_after_the_change_says_that_it_is_made(
     capsys.readouterr()
     assert main(command) == 130
     assert capsys.readouterr().err == f"embedkit-index: interrupted: {told}\n"
+
+
+def test_ctrl_c_after_segments_were_folded_says_that_nothing_is_written(
+    index: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Index.open(index) as opened:
+        for n in range(8):  # with as many segments of one document, the next addition folds them
+            opened.add([Document(f"more {n}", f"m{n}")])
+        generation = opened.generation.manifest.generation
+    monkeypatch.setattr("embedkit.index.build.build.encode_chunk", interrupt)
+    capsys.readouterr()
+    assert main(["add", index, write("y.jsonl", 20, 25)]) == 130
+    assert capsys.readouterr().err == f"embedkit-index: interrupted: nothing was written to {index}\n"
+    with Index.open(index) as opened:
+        assert opened.generation.manifest.generation > generation and len(opened) == 28
 
 
 def test_the_engine_has_its_own_options(index: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,7 @@ def test_a_progress_bar_that_nobody_sees_is_not_made(make_model: Callable[..., P
 
 
 def test_a_subinterpreter_is_refused() -> None:
-    """Loading the core there would wait for ever."""
+    """Loading the core there would hang."""
     script = (
         "try:\n    import _interpreters as interpreters\n"
         "except ImportError:\n    import _xxsubinterpreters as interpreters\n"

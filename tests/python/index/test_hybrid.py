@@ -90,13 +90,16 @@ class Dense(FakeEncoder):
 
 @pytest.mark.parametrize("hybrid", [True, 0.0, 0.3, 1.0])
 @pytest.mark.parametrize("per_document", [False, True])
-def test_the_first_hits_do_not_depend_on_k(tmp_path: Path, hybrid: float, per_document: bool) -> None:
+@pytest.mark.parametrize("factory", ["Flat", "HNSW8"])
+def test_the_first_hits_do_not_depend_on_k(
+    tmp_path: Path, factory: str, hybrid: float, per_document: bool
+) -> None:
     random = np.random.default_rng(0)
     common = np.array([f"word{n}" for n in range(50)])
     texts = [". ".join(" ".join(random.choice(common, 9)) for _ in range(3)) for _ in range(500)]
     passages = (9, 0) if per_document else None
     with Index.build(
-        tmp_path / "index", texts, Dense(truncate_dim=16), passages=passages, language="none"
+        tmp_path / "index", texts, Dense(truncate_dim=16), factory=factory, passages=passages, language="none"
     ) as index:
         queries = [" ".join(random.choice(common, 3)) for _ in range(20)]
         few = index.search(queries, 10, hybrid=hybrid, per_document=per_document)
