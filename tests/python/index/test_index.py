@@ -465,8 +465,8 @@ def test_progress_counts_documents(tmp_path: Path, encoder: FakeEncoder) -> None
     Index.build(
         tmp_path / "index", sentences(5000), encoder, factory="IVF4,Flat", progress=seen.append
     ).close()
-    done = [0, *(step.done for step in seen if step.stage == "encode")]
-    assert done[-1] == 5000 and all(0 < step <= 2048 for step in np.diff(done))
+    done = [step.done for step in seen if step.stage == "encode"]
+    assert (done[0], done[-1]) == (0, 5000) and all(0 < step <= 2048 for step in np.diff(done))
     assert {step.stage for step in seen} == {"encode", "train", "add"}
     assert seen[-1].done == seen[-1].total == 5000
 
