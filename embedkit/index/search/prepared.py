@@ -58,10 +58,13 @@ class PreparedSearch:
             return Found(*self.generation.search(vectors, self.k, self.parameters, self.chosen))
         depth = max(DEPTH, 2 * self.k)
         documents = self.generation.manifest.documents
-        # a deeper search, which may find other ones first (HNSW, codes), only adds to the candidates
+        depths = {min(depth, documents)}
+        if not self.generation.compares_all:
+            # this one finds the candidates: a deeper search may find other ones first
+            depths.add(min(DEPTH, documents))
         searches = [
             self.generation.search(vectors, nearest, self.parameters, self.chosen)
-            for nearest in sorted({min(DEPTH, documents), min(depth, documents)})
+            for nearest in sorted(depths)
         ]
         scores = np.zeros((len(texts), self.k), np.float32)
         rows = np.full((len(texts), self.k), -1, np.int64)

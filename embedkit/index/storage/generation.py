@@ -107,6 +107,11 @@ class Generation:
         return len(set().union(*compared)) > 1
 
     @cached_property
+    def compares_all(self) -> bool:
+        """Whether a search compares every vector as it is, so that a deeper one only adds hits."""
+        return all(part.exact and part.nlist is None and part.ef is None for part in self.faiss_parts)
+
+    @cached_property
     def nlist(self) -> int:
         """The largest number of inverted lists in any Faiss index; 0 if none has any."""
         return max((part.nlist or 0 for part in self.faiss_parts), default=0)
