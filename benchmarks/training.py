@@ -1,6 +1,6 @@
 """Reproduce the tables of the papers: ``python benchmarks/training.py TABLE... --data DIR --work DIR``.
 
-A table (``training/recipes/tables/*.yaml``) consists of many trainings, each in its own process, several at once. A
+A table (``papers/tables/*.yaml``) consists of many trainings, each in its own process, several at once. A
 second call resumes where the first was stopped, a training at its last checkpoint. Results are written after each
 training, to benchmarks/results/training/ or the folder of --results.
 """
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from common import TRAINING_RESULTS, machine_info, versions, write_json
-from embedkit.training import plots
-from embedkit.training import table as tables
+from papers import plots
+from papers import table as tables
 
 
 def write(

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 from common import TRAINING_RESULTS
-from embedkit.training import table as tables
 from embedkit.training.data.readers import read
 from embedkit.training.recipe import Recipe, find_recipe, load_recipe
+from papers import table as tables
 
 _SAMPLE = 500  # rows of a source whose tokens are counted
 _LAYERS = {  # layers and their width; a layer has 12 width^2 parameters

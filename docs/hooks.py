@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -98,22 +99,23 @@ def _results(*names: str) -> str:
     return "\n\n".join(tables)
 
 
-def _renderers() -> dict[str, Callable[[dict[str, Any]], str]]:
-    """Name of a benchmark -> function that renders its table, from ``benchmarks/readme.py``."""
+def _benchmark(name: str) -> ModuleType:
+    """A module of ``benchmarks``."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
-        return dict(import_module("readme").RENDER)
+        return import_module(name)
     finally:
         sys.path.remove(str(ROOT / "benchmarks"))
+
+
+def _renderers() -> dict[str, Callable[[dict[str, Any]], str]]:
+    """Name of a benchmark -> function that renders its table, from ``benchmarks/readme.py``."""
+    return dict(_benchmark("readme").RENDER)
 
 
 def _roofline() -> str:
     """The time of a batch on a GPU by arithmetic, beside what was measured there."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        roofline = import_module("roofline")
-    finally:
-        sys.path.remove(str(ROOT / "benchmarks"))
+    roofline = _benchmark("roofline")
     measured = json.loads((RESULTS / "gpu-h100-terms.json").read_text(encoding="utf-8"))["seconds"]
     terms = roofline.model(roofline.Shape(), 16384, 16, roofline.GPUS["H100"])
     lines = [roofline.HEADERS, ["---"] * len(roofline.HEADERS), *roofline.rows(terms, measured)]
@@ -173,13 +175,12 @@ def _with_formulas(docstring: str) -> str:
 
 def _training() -> str:
     """The tables of the papers, as far as they have been reproduced."""
-    from embedkit.training.table_text import claim_lines, note_text, table_lines
-
+    text = _benchmark("papers.text")
     tables = []
     for path in sorted((RESULTS / "training").glob("*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
-        tables.append(f"### {result['title']}\n\n{note_text(result)}\n")
-        tables += [*table_lines(result)[1:], "", *claim_lines(result), ""]
+        tables.append(f"### {result['title']}\n\n{text.note_text(result)}\n")
+        tables += [*text.table_lines(result)[1:], "", *text.claim_lines(result), ""]
         if path.with_suffix(".png").is_file():
             tables.append(f"![{result['title']}](figures/training/{path.stem}.png)\n")
         if path.with_name(f"{path.stem}-curve.png").is_file():

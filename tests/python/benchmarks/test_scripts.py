@@ -13,7 +13,7 @@ import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 SCRIPTS = sorted(BENCHMARKS.rglob("*.py"))
-OWN = {"embedkit", "peers", *(path.stem for path in SCRIPTS)}
+OWN = {"embedkit", "papers", "peers", *(path.stem for path in SCRIPTS)}
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.relative_to(BENCHMARKS).as_posix())

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("yaml")
 
-from embedkit.training.table import Claim, collect, list_tables, load_table
+from papers.table import Claim, collect, list_tables, load_table
 
 RESULTS = Path(__file__).resolve().parents[3] / "benchmarks" / "results" / "training"
 

@@ -1,6 +1,6 @@
 """Tables of a paper: many runs of recipes, resumable and parallel, with their scores side by side.
 
-A table is a YAML file under ``recipes/tables``:
+A table is a YAML file in ``tables/``:
 
     title: one line
     note: data, sizes ({plain.examples.nli}), differences from the paper
@@ -44,12 +44,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from .recipe import build, find_recipe, load_recipe
-from .table_text import claim_lines, note_text, table_lines
+from embedkit.training.recipe import build, find_recipe, load_recipe
+
+from papers.text import claim_lines, note_text, table_lines
 
 __all__ = ["Claim", "Run", "Spec", "Table", "collect", "list_tables", "load_table", "markdown", "measure"]
 
-_FOLDER = Path(__file__).parent / "recipes" / "tables"
+_FOLDER = Path(__file__).parent / "tables"
 _REFERENCE = re.compile(r"\{([\w-]+)\}")
 _COUNT = re.compile(r"\{([\w-]+)\.([\w.-]+)\}")
 _BETWEEN_SENTENCES = re.compile(r"(?<=\.) ")
@@ -477,5 +478,5 @@ def markdown(results: Mapping[str, Any]) -> str:
 
 
 def list_tables() -> dict[str, Path]:
-    """Name -> file of the built-in tables."""
+    """Name -> file of the tables."""
     return {path.stem: path for path in sorted(_FOLDER.glob("*.yaml"))}

@@ -12,11 +12,11 @@ import pytest
 pytest.importorskip("torch")
 yaml = pytest.importorskip("yaml")
 
-from embedkit.training import plots
-from embedkit.training import table as module
 from embedkit.training.recipe import find_recipe, load_recipe
-from embedkit.training.table import collect, list_tables, load_table, markdown, measure, specs
 from objective_fixtures import nli_source, write_nli
+from papers import plots
+from papers import table as module
+from papers.table import collect, list_tables, load_table, markdown, measure, specs
 
 CONTENT: dict[str, Any] = {
     "title": "A table",

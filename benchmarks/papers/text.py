@@ -1,4 +1,4 @@
-"""A table's results as Markdown, for the command line and the documentation; needs no torch."""
+"""A table's results as Markdown, for `training.py` and the documentation; needs no torch."""
 
 from __future__ import annotations
 

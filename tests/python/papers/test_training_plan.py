@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 pytest.importorskip("yaml")
 
 import yaml
-from embedkit.training import table as tables
+from papers import table as tables
 
 
 def test_tokens_of_a_row(tmp_path: Path) -> None:
