@@ -11,8 +11,6 @@ collections (Cranfield, MED, CACM, the abstracts of SciFact) or equals a sentenc
 """
 
 import argparse
-import csv
-import gzip
 import json
 import multiprocessing
 import random
@@ -23,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from builtin_blocks import Block, blocks_of, dictionary, read_text
+from common import records
 
 #: Sources of `corpus_en` whose terms allow a model for everybody (see the data's README), and how they are joined.
 SENTENCES = {
@@ -260,7 +259,7 @@ def manual_pages(folder: Path) -> list[list[str]]:
 def sentences(data: Path) -> Iterator[tuple[str, str, list[str]]]:
     """The sentences of `corpus_en` one by one, and its running text joined to passages."""
     by_source: dict[str, list[str]] = {}
-    for row in _rows(data / "corpus_en/sentences_en.tsv.gz"):
+    for row in records(data / "corpus_en/sentences_en.tsv.gz"):
         by_source.setdefault(row["source"], []).append(row["text"])
     for name, terms in SENTENCES.items():
         yield name, terms, by_source.get(name, [])
@@ -276,7 +275,7 @@ def sentences(data: Path) -> Iterator[tuple[str, str, list[str]]]:
 def glosses(data: Path) -> list[str]:
     """WordNet's synsets: a third of them as words and gloss, a third as the gloss alone, a third as a question."""
     found = []
-    for number, row in enumerate(_rows(data / "wordnet/synsets.tsv.gz")):
+    for number, row in enumerate(records(data / "wordnet/synsets.tsv.gz")):
         words = row["lemmas"].replace("_", " ").split("|")
         forms = (f"{', '.join(words)}: {row['gloss']}", row["gloss"], question(row["ss_type"], words, number))
         found.append(forms[number % 3])
@@ -308,11 +307,6 @@ def question(part: str, words: list[str], number: int) -> str:
     return forms[number // 3 % len(forms)].format(words[0], words[-1])
 
 
-def _rows(path: Path) -> Iterator[dict[str, str]]:
-    with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-        yield from csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
-
-
 class Kept:
     """Which texts are new, and none of what models are measured on."""
 
@@ -322,15 +316,15 @@ class Kept:
         self.dropped: Counter[str] = Counter()
         for folder in ("retrieval", "retrieval_dev"):
             for name, columns in (("docs", ("title", "text")), ("queries", ("text",))):
-                for row in _rows(data / folder / f"{name}.tsv.gz"):
+                for row in records(data / folder / f"{name}.tsv.gz"):
                     for column in columns:
                         self._tests.update(_shingles(_key(row.get(column) or "")))
-        for row in _rows(data / "corpus_en/sentences_en.tsv.gz"):
+        for row in records(data / "corpus_en/sentences_en.tsv.gz"):
             if row["source"] == "scifact_abs":
                 self._tests.update(_shingles(_key(row["text"])))
         pairs = [("sts_en/sts_en", ("sentence1", "sentence2")), ("quora/quora_pairs", ("text1", "text2"))]
         for name, columns in pairs:
-            for row in _rows(data / f"{name}.tsv.gz"):
+            for row in records(data / f"{name}.tsv.gz"):
                 self._seen.update(hash(tuple(_key(row[column]))) for column in columns)
 
     def __call__(self, text: str) -> bool:

@@ -34,7 +34,8 @@ from typing import Any
 
 import common
 import numpy as np
-from hybrid import Judged, Words, collections_of, fused, read_table
+from hybrid import Words, collections_of, fused
+from judged import Judged, read_judged
 from retrieval_data import Vectors, cached_vectors, truncated
 
 from embedkit.index.evaluate import ndcg
@@ -139,7 +140,7 @@ def quora(view: View, data: Path, *, test: bool) -> float:
     """Average precision (x 100) of the cosine of the test pairs, or of all others."""
     from sklearn.metrics import average_precision_score
 
-    pairs = read_table(data / "quora" / "quora_pairs.tsv.gz")
+    pairs = list(common.records(data / "quora" / "quora_pairs.tsv.gz"))
     rows = [row for row in pairs if (row["split"] == "test") == test]
     first, second = (view.encode([row[name] for row in rows]) for name in ("text1", "text2"))
     labels = [row["label"] == "1" for row in rows]
@@ -180,30 +181,21 @@ def search(view: View | None, judged: Judged, words: Keywords) -> dict[str, floa
 
 
 def held_out(folder: Path) -> dict[str, Judged]:
-    """The collections of a folder of docs, queries and qrels, by name."""
-    tables = {name: read_table(folder / f"{name}.tsv.gz") for name in ("docs", "queries", "qrels")}
-    found = {}
-    for name in dict.fromkeys(row["dataset"] for row in tables["docs"]):
-        own = {kind: [row for row in rows if row["dataset"] == name] for kind, rows in tables.items()}
-        rows = {row["doc_id"]: number for number, row in enumerate(own["docs"])}
-        gains: dict[str, dict[int, float]] = {}
-        for row in own["qrels"]:
-            if float(row["rel"]) > 0 and row["doc_id"] in rows:
-                gains.setdefault(row["query_id"], {})[rows[row["doc_id"]]] = float(row["rel"])
-        asked = [row for row in own["queries"] if row["query_id"] in gains]
-        found[name] = Judged(
-            [row["title"] for row in own["docs"]],
-            [" ".join(filter(None, (row["title"], row["text"]))) for row in own["docs"]],
-            [row["text"] for row in asked],
-            [gains[row["query_id"]] for row in asked],
-        )
+    """The collections of a folder by name; a text is read with its title."""
+    found = read_judged(folder)
+    for judged in found.values():
+        judged.texts = [
+            " ".join(filter(None, both)) for both in zip(judged.titles, judged.texts, strict=True)
+        ]
     return found
 
 
 def topics(data: Path) -> tuple[list[str], list[int]]:
     """Glosses of nouns, and which of the most common ancestors five steps below the root they have."""
     rows = {
-        row["offset"]: row for row in read_table(data / "wordnet" / "synsets.tsv.gz") if row["ss_type"] == "n"
+        row["offset"]: row
+        for row in common.records(data / "wordnet" / "synsets.tsv.gz")
+        if row["ss_type"] == "n"
     }
 
     def ancestor(offset: str) -> str:
@@ -243,7 +235,7 @@ def probes(view: View, data: Path) -> dict[str, float]:
         return round(100 * float(np.mean(scores)), 2)
 
     sst = {
-        split: [row for row in read_table(data / "minbert" / "sst5.tsv.gz") if row["split"] == split]
+        split: [row for row in common.records(data / "minbert" / "sst5.tsv.gz") if row["split"] == split]
         for split in ("train", "test")
     }
     by_split = {
@@ -254,7 +246,7 @@ def probes(view: View, data: Path) -> dict[str, float]:
     vectors, labels = view.encode(texts), np.array(topic)
     held = np.arange(len(labels)) % 4 == 3
     captions: dict[str, list[str]] = {}
-    for row in read_table(data / "captions" / "captions_en.tsv.gz"):
+    for row in common.records(data / "captions" / "captions_en.tsv.gz"):
         captions.setdefault(row["image"], []).append(row["caption"])
     images = list(captions.values())[:_IMAGES]
     return {
@@ -363,7 +355,7 @@ def main() -> None:
         rows = json.loads(options.json.read_text(encoding="utf-8"))["rows"]
     result = common.report("card", machine=common.machine_info(), rows=rows)
     result["rows"]["BM25"] = {"search": {name: search(None, *both) for name, both in collections.items()}}
-    sentences = [row["text"] for row in read_table(options.data / "corpus_en" / "sentences_en.tsv.gz")]
+    sentences = [row["text"] for row in common.records(options.data / "corpus_en" / "sentences_en.tsv.gz")]
     if options.texts is None:
         sample = [*judged["cranfield"].texts, *sentences[:: len(sentences) // _SAMPLE]]
     else:

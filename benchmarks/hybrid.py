@@ -20,12 +20,12 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import common
 import numpy as np
+from judged import Judged, read_judged
 
 from embedkit.index.evaluate import ndcg
 
@@ -38,43 +38,12 @@ TITLE_WEIGHTS = (0.5, 1.0, 1.5, 2.0, 3.0, 5.0)
 Pairs = list[tuple[int, float]]
 
 
-@dataclass
-class Judged:
-    """A collection: titles and texts, queries, and gains of the relevant rows for each query."""
-
-    titles: list[str]
-    texts: list[str]
-    queries: list[str]
-    gains: list[dict[int, float]]
-
-
-def read_table(path: Path) -> list[dict[str, str]]:
-    """The rows of a .tsv.gz."""
-    return list(common.records(path))
-
-
 def collections_of(data: Path) -> dict[str, Judged]:
-    """The development collections by name."""
-    tables: dict[str, list[dict[str, str]]] = {"docs": [], "queries": [], "qrels": []}
-    for folder in ("retrieval", "retrieval_dev"):
-        for name in tables:
-            tables[name] += read_table(data / folder / f"{name}.tsv.gz")
-    found = {}
-    for name in COLLECTIONS:
-        documents = [row for row in tables["docs"] if row["dataset"] == name]
-        row_of = {row["doc_id"]: number for number, row in enumerate(documents)}
-        gains: dict[str, dict[int, float]] = {}
-        for row in tables["qrels"]:
-            if row["dataset"] == name and float(row["rel"]) > 0:
-                gains.setdefault(row["query_id"], {})[row_of[row["doc_id"]]] = float(row["rel"])
-        queries = [row for row in tables["queries"] if row["dataset"] == name and row["query_id"] in gains]
-        found[name] = Judged(
-            [row["title"] for row in documents],
-            [row["text"] or row["title"] for row in documents],
-            [row["text"] for row in queries],
-            [gains[row["query_id"]] for row in queries],
-        )
-    return found
+    """The development collections by name; a document without a text has its title for one."""
+    found = read_judged(data / "retrieval", data / "retrieval_dev")
+    for judged in found.values():
+        judged.texts = [text or title for title, text in zip(judged.titles, judged.texts, strict=True)]
+    return {name: found[name] for name in COLLECTIONS}
 
 
 def plain_words(query: str) -> list[str]:
@@ -256,7 +225,7 @@ def chinese(data: Path, stored: int, asked: int) -> list[dict[str, Any]]:
 
     pairs = [
         (row["text1"], row["text2"])
-        for row in read_table(data / "zh" / "zh_pairs.tsv.gz")
+        for row in common.records(data / "zh" / "zh_pairs.tsv.gz")
         if row["source"] == "LCQMC" and row["label"] == "1" and row["text1"] != row["text2"]
     ]
     second = dict.fromkeys(text for _, text in pairs)

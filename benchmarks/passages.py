@@ -16,7 +16,8 @@ from typing import Any
 
 import common
 import numpy as np
-from hybrid import COLLECTIONS, Judged, K, collections_of
+from hybrid import COLLECTIONS, K, collections_of
+from judged import Judged
 
 from embedkit.index.evaluate import ndcg
 

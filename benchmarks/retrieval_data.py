@@ -3,7 +3,7 @@
 import csv
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import common
 import numpy as np
 import numpy.typing as npt
+from judged import read_judged
 
 __all__ = [
     "Collection",
@@ -139,26 +140,14 @@ def question_pairs(pairs: Iterator[tuple[str, str, bool]], stored: int) -> Colle
 
 def cranfield(data: Path) -> Collection:
     """Cranfield: abstracts, queries, and judgments above 0 as gains. Queries without any are left out."""
-    folder = data / "retrieval"
-    documents = list(_records(folder / "docs.tsv.gz"))
-    row_of = {record["doc_id"]: row for row, record in enumerate(documents)}
-    gains: dict[str, dict[int, float]] = {}
-    for record in _records(folder / "qrels.tsv.gz"):
-        if (gain := float(record["rel"])) > 0:
-            gains.setdefault(record["query_id"], {})[row_of[record["doc_id"]]] = gain
-    queries = [record for record in _records(folder / "queries.tsv.gz") if record["query_id"] in gains]
+    judged = read_judged(data / "retrieval")["cranfield"]
     return Collection(
-        stored=[record["text"] for record in documents],
-        queries=[record["text"] for record in queries],
-        positives=[gains[record["query_id"]] for record in queries],
-        own_row=np.full(len(queries), -1, np.int64),
-        notes={"stored": len(documents), "queries": len(queries)},
+        stored=judged.texts,
+        queries=judged.queries,
+        positives=judged.gains,
+        own_row=np.full(len(judged.queries), -1, np.int64),
+        notes={"stored": len(judged.texts), "queries": len(judged.queries)},
     )
-
-
-def _records(path: Path) -> Iterator[Mapping[str, str]]:
-    with common.open_text(path) as file:
-        yield from csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
 
 
 # ----------------------------------------------------------------------------------------------------- vectors

@@ -16,7 +16,7 @@ from typing import Any
 import common
 import numpy as np
 from card import Keywords, measure_dev
-from hybrid import collections_of, read_table
+from hybrid import collections_of
 from retrieval_data import Vectors, truncated
 
 _FITTED_ON = 20_000
@@ -66,7 +66,7 @@ def main() -> None:
         teacher_weights=[float(x) for x in weights.split(",")] if weights else None,
     )
     options.work.mkdir(parents=True, exist_ok=True)
-    sentences = [row["text"] for row in read_table(options.data / "corpus_en" / "sentences_en.tsv.gz")]
+    sentences = [row["text"] for row in common.records(options.data / "corpus_en" / "sentences_en.tsv.gz")]
     view: Any = TeacherView(
         Teachers(settings.teachers(options.teacher), options.work),
         sentences[:: len(sentences) // _FITTED_ON],

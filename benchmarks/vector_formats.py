@@ -16,7 +16,7 @@ from typing import Any
 import common
 import numpy as np
 from card import View
-from hybrid import collections_of, read_table
+from hybrid import collections_of
 from retrieval_data import Vectors
 
 from embedkit.index.evaluate import ndcg
@@ -120,7 +120,7 @@ def main() -> None:
 
     view = View(Encoder(options.model, precision=options.precision), options.query_prompt, options.work)
     judged = collections_of(options.data)
-    sentences = [row["text"] for row in read_table(options.data / "corpus_en" / "sentences_en.tsv.gz")]
+    sentences = [row["text"] for row in common.records(options.data / "corpus_en" / "sentences_en.tsv.gz")]
     paragraphs = [" ".join(sentences[i : i + 5]) for i in range(0, len(sentences), 40)]
     fitted = view.encode([*sentences[:: len(sentences) // (_FITTED_ON // 2)], *paragraphs][:_FITTED_ON])
     documents = {name: view.encode(one.texts) for name, one in judged.items()}
