@@ -248,7 +248,8 @@ class Index(Searcher):
     ) -> int:
         """Write the live documents' vectors to ``file`` in Faiss' format; returns the number of rows.
 
-        ``file.ids.jsonl`` gets the id of each row, one JSON string per line.
+        ``file.ids.jsonl`` gets the id of each row, one JSON string per line. Where too few documents are left to train
+        the index's kind, the file is one of exact search.
         """
         settings = BuildSettings(max_memory=max_memory, threads=self._threads)
         return transfer.export_faiss_file(self.path, _place(file), settings, progress)

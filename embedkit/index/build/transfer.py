@@ -23,6 +23,7 @@ from ..encoder import TextEncoder
 from ..errors import IndexExistsError
 from ..several import several_documents
 from ..storage.document_store import DocumentWriter
+from ..storage.factory import fitting_factory
 from ..storage.faiss_index import faiss_name, import_faiss, is_exact, ivf_of, read_index, short, write_index
 from ..storage.generation import Generation, open_generation
 from ..storage.layout import Writer
@@ -353,7 +354,7 @@ def _rebuilt(root: Path, base: Generation, work: Path, settings: BuildSettings, 
     parts = build_parts(
         Spool(spool.path, len(rows), manifest.dimension),
         work,
-        replace(settings, factory=manifest.factory),
+        replace(settings, factory=fitting_factory(manifest.factory, len(rows))),
         SearchParameters(),
         report,
     )

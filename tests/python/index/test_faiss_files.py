@@ -133,6 +133,16 @@ def test_lists_in_a_file_of_their_own_are_imported_with_their_vectors(
         assert [hit.id for hit in index.search(array[7], k=1)[0]] == [str(first + 7)]
 
 
+@pytest.mark.parametrize("factory", ["IVF16,Flat", "PCA16,Flat"])
+def test_what_is_left_of_an_index_is_exported(tmp_path: Path, encoder: FakeEncoder, factory: str) -> None:
+    documents = [Document(f"text {n}", str(n), vector=vector) for n, vector in enumerate(vectors(64))]
+    with Index.build(tmp_path / "index", documents, encoder, factory=factory) as index:
+        index.delete([str(n) for n in range(10, 64)])
+        assert index.export_faiss(tmp_path / "out.faiss") == 10
+    out = faiss.read_index(str(tmp_path / "out.faiss"))
+    np.testing.assert_array_equal(out.search(vectors(64)[:10], 1)[1][:, 0], np.arange(10))
+
+
 def test_exported_ids_are_imported(tmp_path: Path, encoder: FakeEncoder) -> None:
     texts = [Document(f"text {n}", f"key\u2028{n}") for n in range(20)]
     file, ids = tmp_path / "out.faiss", tmp_path / "out.faiss.ids.jsonl"
