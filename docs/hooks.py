@@ -41,7 +41,7 @@ except ImportError:  # the pages are written without it
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 RECIPES = ROOT / "training" / "recipes"
-PAGES = ("changes", "commands", "models", "reference", "scope", "speed", "train")
+PAGES = ("commands", "models", "reference", "scope", "speed", "train")
 PYTHON = (3, 11)
 _MARKER = re.compile(
     r"^<!-- generated: (?P<name>\S+)(?P<arguments>.*?) -->$"
