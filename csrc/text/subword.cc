@@ -16,6 +16,7 @@ namespace {
 
 constexpr size_t kWindow = size_t{1} << 16;  // of text that may be worked on in parts
 constexpr size_t kMostSteps = 64;            // of a pre-tokenizer; published ones have up to four
+constexpr size_t kPollEvery = 1 << 12;       // words of a text that must be worked on as a whole
 
 // Before a space between ASCII letters or digits, at least a window from the start; else the end of the text.
 size_t window_end(std::string_view text, size_t begin) {
@@ -243,6 +244,7 @@ class Subword::Encoding {
       if (stop_ != nullptr && word.size() > WordCache::kMaxBytes && stop_->poll()) return false;
       w_.cache.add(word, ids_.data() + count, ids_.size() - count);
     }
+    if (++words_ % kPollEvery == 0 && stop_ != nullptr && stop_->poll()) return false;
     return ids_.size() <= most_;
   }
 
@@ -251,6 +253,7 @@ class Subword::Encoding {
   std::vector<int32_t>& ids_;
   const size_t most_;
   StopToken* stop_;
+  size_t words_ = 0;
 };
 
 Subword::Subword(std::shared_ptr<const SubwordModel> model, SubwordOptions options)

@@ -18,6 +18,7 @@ using Triggers = std::array<bool, 128>;
 
 // Text without normalized added tokens is worked on in windows of about this size, so that a limit stops
 // early.
+constexpr size_t kPollEvery = 1 << 12;  // words of a text that is normalized as a whole
 constexpr size_t kWindow = size_t{1} << 16;
 
 bool is_ascii_punctuation(char c) {
@@ -245,6 +246,7 @@ class Encoding {
       }
       if (outcome != Outcome::kDone) return outcome;
       if (ids_.size() > most_) return Outcome::kFull;
+      if (++words_ % kPollEvery == 0 && stop_ != nullptr && stop_->poll()) return Outcome::kFull;
     }
     return Outcome::kDone;
   }
@@ -407,6 +409,7 @@ class Encoding {
   std::vector<int32_t>& ids_;
   const size_t most_;
   StopToken* stop_;
+  size_t words_ = 0;
 };
 
 }  // namespace

@@ -8,7 +8,16 @@ from typing import Any
 
 from .tokenizer_files import TokenizerSettings, typed
 
-__all__ = ["BERT_CLASSES", "REBUILT", "default_tokens", "id_of", "is_wordpiece", "plain_step", "rebuild"]
+__all__ = [
+    "BERT_CLASSES",
+    "REBUILT",
+    "default_tokens",
+    "id_of",
+    "is_wordpiece",
+    "keeps_scores",
+    "plain_step",
+    "rebuild",
+]
 
 # Classes that build BertNormalizer, BertPreTokenizer and WordPiece from a vocab.txt. tokenizer_config.json and their
 # own defaults make the normalizer.
@@ -59,6 +68,11 @@ _TOKENS = {
     "GPT2Tokenizer": dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>"),
     _LLAMA: {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
 }
+
+
+def keeps_scores(kind: str) -> bool:
+    """Whether the class ``kind`` builds its Unigram model from the scores as they are; a file's are rounded."""
+    return kind in _UNIGRAM
 
 
 def default_tokens(kind: str) -> dict[str, str]:

@@ -54,7 +54,12 @@ class UnknownToCore(Exception):
 
 
 def subword_core(
-    content: Mapping[str, Any], added: list[dict[str, Any]], path: Path, *, lowercase_first: bool
+    content: Mapping[str, Any],
+    added: list[dict[str, Any]],
+    path: Path,
+    *,
+    lowercase_first: bool,
+    rounded: bool,
 ) -> tuple[_core.Subword, dict[str, int], int]:
     """The core's tokenizer, the id of each token, and the highest id plus one.
 
@@ -63,6 +68,7 @@ def subword_core(
         added: its added tokens, checked.
         path: of the file, for messages.
         lowercase_first: whether text is lower-cased before the tokenizer's own normalization.
+        rounded: whether the scores of a Unigram model are those that `tokenizers` reads from a file.
 
     Raises:
         UnknownToCore: a part of it is not known.
@@ -88,7 +94,7 @@ def subword_core(
         elif byte_level:
             raise UnknownToCore("ByteLevel before Unigram")
         else:
-            made, vocab = _unigram(model, path)
+            made, vocab = _unigram(model, path, rounded)
             free = len(model["vocab"])  # which may hold a piece twice
         ids, flagged = added_ids(added, vocab, free)
         # In a vocabulary with holes or of equal tokens, the highest id is not the last.
@@ -340,7 +346,9 @@ def _score(value: float) -> float:
     return copysign(digits / power if exponent < 0 else digits * power, value)
 
 
-def _unigram(model: Mapping[str, Any], path: Path) -> tuple[_core.SubwordModel, dict[str, int]]:
+def _unigram(
+    model: Mapping[str, Any], path: Path, rounded: bool
+) -> tuple[_core.SubwordModel, dict[str, int]]:
     entries = model.get("vocab")
     if not isinstance(entries, list) or not entries:
         raise damaged(path, 'there is no vocabulary in "model"')
@@ -356,7 +364,7 @@ def _unigram(model: Mapping[str, Any], path: Path) -> tuple[_core.SubwordModel, 
         if not well_formed:
             raise damaged(path, f"{entry!r:.80} of the vocabulary is not a token and its score")
         tokens.append(entry[0])
-        scores.append(_score(float(entry[1])))
+        scores.append(_score(float(entry[1])) if rounded else float(entry[1]))
     unknown = model.get("unk_id")
     if unknown is None:
         raise UnknownToCore("no unknown token")

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from .. import _core
 from .json_file import present, read_json
-from .rebuilt import BERT_CLASSES, default_tokens, id_of, is_wordpiece, plain_step, rebuild
+from .rebuilt import BERT_CLASSES, default_tokens, id_of, is_wordpiece, keeps_scores, plain_step, rebuild
 from .subword import UnknownToCore, added_ids, subword_core
 from .tokenizer_files import ROLES, TokenizerSettings, added_token, check_types, damaged, template_ids, typed
 
@@ -250,7 +250,9 @@ def _from_json(
         try:
             if model.get("type") not in ("BPE", "Unigram"):
                 raise UnknownToCore("another model")
-            core, ids, size = subword_core(content, added, path, lowercase_first=lowercase_first)
+            core, ids, size = subword_core(
+                content, added, path, lowercase_first=lowercase_first, rounded=not keeps_scores(kind)
+            )
         except UnknownToCore:
             other = _load_other(path, content, missing, lowercase_first)
             ids = other.get_vocab(with_added_tokens=True)

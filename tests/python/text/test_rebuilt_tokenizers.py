@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 from subword_families import MARKED, charsmap, family
 from tokenizer_pair import Pair, special, subword_vocabulary
@@ -151,6 +153,40 @@ def test_what_a_class_builds_anew_against_transformers(
     first, second = loaded.encode_batch(["ab", "c"])
     whole = [*pair.before, *first, *pair.between, *second, *pair.after]
     assert whole == expected("ab", "c")["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "model_type"),
+    [
+        ("XLMRobertaTokenizer", "xlm-roberta"),
+        ("AlbertTokenizer", "albert"),
+        ("PreTrainedTokenizerFast", "bert"),
+    ],
+)
+def test_scores_are_as_exact_as_the_class_has_them(tmp_path: Path, kind: str, model_type: str) -> None:
+    """Paths of the same pieces in another order differ in the last bit of their sums, and it decides."""
+    transformers = pytest.importorskip("transformers")
+    content = unigram_file()
+    random = Random(kind)
+    pieces = [mark + "=" * n for n in (1, 2, 3, 4, 5, 8) for mark in ("", MARKED)]
+    differ = 0
+    for _ in range(20):
+        scores = [(piece, float(np.float32(-random.uniform(5, 13)))) for piece in pieces]
+        tokenizer = {**content, "model": {**content["model"], "vocab": content["model"]["vocab"] + scores}}
+        write(
+            tmp_path,
+            tokenizer,
+            tokenizer_config={"tokenizer_class": kind},
+            config={"model_type": model_type},
+        )
+        runs = ["=" * n for n in range(1, 60)]
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)(runs, add_special_tokens=False)
+        assert load_tokenizer(tmp_path).encode_batch(runs) == theirs["input_ids"]
+        file = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+        differ += theirs["input_ids"] != [
+            one.ids for one in file.encode_batch(runs, add_special_tokens=False)
+        ]
+    assert (differ > 0) == (kind != "PreTrainedTokenizerFast")
 
 
 def test_debertas_text_is_normalized_as_its_file_says(tmp_path: Path) -> None:
