@@ -3,6 +3,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/stop.h"
 #include "check.h"
 #include "text/naive.h"
 
@@ -76,6 +77,22 @@ void limits() {
   CHECK_THROWS(encode(tokenizer, text), InvalidArgument);
 }
 
+// A text with normalized added tokens is worked on as a whole.
+void stops_within_a_text() {
+  WordPieceOptions options = small();
+  options.added_tokens.push_back({"<e>", 8, false, false, false, true});
+  const WordPiece tokenizer(options);
+  std::string text = "the cats ";
+  while (text.size() < (size_t{1} << 20)) text += text;
+  int asked = 0;
+  StopToken stop([&] { return ++asked == 2; }, std::chrono::milliseconds(0));
+  WordPiece::Scratch scratch;
+  Ids ids;
+  tokenizer.encode(text, scratch, ids, WordPiece::kNoLimit, &stop);
+  CHECK_EQ(asked, 2);
+  CHECK(!ids.empty() && ids.size() < 20'000);
+}
+
 // Windows of a long text, cut at spaces, between marks, inside added tokens.
 void long_texts() {
   const WordPieceOptions options = small();
@@ -140,6 +157,7 @@ int main() {
   known_texts();
   refused();
   limits();
+  stops_within_a_text();
   long_texts();
   words_without_end();
   many_matches();
