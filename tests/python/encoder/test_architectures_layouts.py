@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from changed_folder import changed
-from test_architectures_vectors import TEXTS
+from test_architectures_vectors import TEXTS, expected
 from tiny_families import KINDS, SPECIAL, WORDS, randomize, tiny, write_tokenizer
 
 from embedkit import CrossEncoder, Encoder
@@ -159,6 +159,14 @@ def test_earlier_configs_of_architectures(
     (before / "config.json").write_text(json.dumps({**contents(folder)[0], "layer_types": [[], *kinds]}))
     with pytest.raises(ValueError, match=r"unknown layer type \[\]"):
         Encoder(before)
+
+
+def test_a_mistral_whose_layers_are_local_and_not(tmp_path: Path) -> None:
+    """transformers computes such a file as Ministral's."""
+    kinds = ["sliding_attention", "full_attention"] * 2
+    folder = changed(tiny(tmp_path / "model", "mistral"), tmp_path, {"layer_types": kinds})
+    vectors = Encoder(folder).encode(SOME, normalize_embeddings=True)
+    np.testing.assert_allclose(vectors, expected(folder, SOME), atol=2e-6)
 
 
 def jina(weights: dict[str, Any], ids: list[int], heads: int) -> npt.NDArray[np.float64]:
