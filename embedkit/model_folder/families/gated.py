@@ -134,7 +134,8 @@ def _read_modernbert(raw: Config, config: CoreConfig, where: str) -> None:
     every = integer(raw, "global_attn_every_n_layers", where, 1, 3)
     pattern = [bool(i % every) for i in range(int(config["num_hidden_layers"]))]
     config["local_layers"] = local_layers(raw, config, where, pattern)
-    config["window"] = integer(raw, "local_attention", where, 1, 128) // 2
+    half = integer(raw, "local_attention", where, 1, 128) // 2
+    config["window"] = integer(raw, "sliding_window", where, 0, half)  # which replaces the other in transformers
     two_ropes(raw, config, where, ("global_rope_theta", "local_rope_theta"), 160_000.0)
 
 

@@ -170,6 +170,17 @@ def test_a_mistral_whose_layers_are_local_and_not(tmp_path: Path) -> None:
     np.testing.assert_allclose(vectors, expected(folder, SOME), atol=2e-6)
 
 
+@pytest.mark.parametrize("both", [False, True])
+def test_the_window_of_a_modernbert_by_its_other_name(both: bool, tmp_path: Path) -> None:
+    folder = changed(tiny(tmp_path / "model", "modernbert"), tmp_path, {"sliding_window": 4})
+    if not both:
+        config = contents(folder)[0]
+        del config["local_attention"]
+        (folder / "config.json").write_text(json.dumps(config))
+    vectors = Encoder(folder).encode(SOME, normalize_embeddings=True)
+    np.testing.assert_allclose(vectors, expected(folder, SOME), atol=2e-6)
+
+
 @pytest.mark.parametrize("kind", ["nomic-ntk", "llama"])
 def test_stretched_positions_are_used_if_asked_for(kind: str, tmp_path: Path) -> None:
     """By default a text is cut at max_position_embeddings, as in sentence-transformers; max_length may be more."""
