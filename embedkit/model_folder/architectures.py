@@ -340,6 +340,19 @@ _DISTILBERT_NAMES = {
     ".ffn.lin2.": ".output.dense.",
     ".output_layer_norm.": ".output.LayerNorm.",
 }
+
+
+def _read_distilbert(raw: Mapping[str, Any], config: CoreConfig, where: str) -> None:
+    config["layer_norm_eps"] = _DISTILBERT.epsilon  # transformers always uses it, regardless of config.json
+    for alias in ("hidden_size", "num_hidden_layers", "num_attention_heads"):  # which count for more there
+        if raw.get(alias, config[alias]) != config[alias]:
+            own = _DISTILBERT.keys[alias]
+            raise ValueError(
+                f"{where}: {alias} is {raw[alias]!r:.80}, and {own}, another name of it, is {config[alias]}; "
+                "remove the wrong one"
+            )
+
+
 _DISTILBERT = Architecture(
     prefix="distilbert.",
     integers=INTEGERS,
@@ -355,6 +368,7 @@ _DISTILBERT = Architecture(
         "intermediate_size": "hidden_dim",
         "hidden_act": "activation",
     },
+    read=_read_distilbert,
 )
 
 _ROFORMER = Architecture(

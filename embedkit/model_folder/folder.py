@@ -185,8 +185,9 @@ class ModelFolder:
                 f"{self.config['max_position_embeddings']}{padding}; the files are of different models, "
                 "fetch them again"
             )
-        # DeBERTa's positions are relative; the distances that it tells apart are those of its training.
-        usual = int(self.config.get("max_relative_positions", positions))
+        # Longer texts than those of the training only if asked for: DeBERTa's positions are relative, and others can
+        # be stretched.
+        usual = int(self.config.get("max_relative_positions", self.config.get("rotary_trained", positions)))
         length = min(self.max_seq_length or min(model_max_length or usual, usual), positions)
         if length <= special_tokens:
             path, key = self.max_seq_length_path, "max_seq_length"

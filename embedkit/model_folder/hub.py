@@ -64,7 +64,8 @@ def resolve(
     the name of an ONNX file, that file and its companions instead of the weights.
 
     Raises:
-        FileNotFoundError: the folder does not exist, or the model is not cached and may not or cannot be fetched.
+        FileNotFoundError: the folder does not exist, the model is not cached and may not or cannot be fetched, or it
+            has no such revision.
         ImportError: a download is needed and ``huggingface-hub`` is not installed.
     """
     name = os.fspath(model)
@@ -81,7 +82,11 @@ def resolve(
     repository = name if "/" in name or name in _BARE else f"{organization}/{name}"
     try:
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
+        from huggingface_hub.errors import (
+            LocalEntryNotFoundError,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
     except ImportError as error:
         if error.name != "huggingface_hub":
             raise ImportError(
@@ -111,6 +116,11 @@ def resolve(
         raise FileNotFoundError(
             f"no folder {name!r} exists, and the Hugging Face Hub has no model {repository!r} that this "
             "token may read; check the name, or give token="
+        ) from error
+    except RevisionNotFoundError as error:
+        raise FileNotFoundError(
+            f"{repository!r} on the Hugging Face Hub has no revision {revision!r}; give revision= a branch, a tag or a "
+            "commit that its page lists, or leave it out"
         ) from error
     except LocalEntryNotFoundError as error:
         reason = (

@@ -35,7 +35,7 @@ BERT_CLASSES = {
 }
 REBUILT = BERT_CLASSES - {"RetriBertTokenizer", "ConvBertTokenizer"}  # which take tokenizer.json as it is
 _BYTE_LEVEL = {"RobertaTokenizer", "GPT2Tokenizer", "BartTokenizer", "LongformerTokenizer"}
-_UNIGRAM = {"XLMRobertaTokenizer", "CamembertTokenizer", "AlbertTokenizer"}
+_UNIGRAM = {"XLMRobertaTokenizer", "CamembertTokenizer", "AlbertTokenizer", "T5Tokenizer"}
 _LLAMA = "LlamaTokenizer"
 _BERT_TOKENS = {
     "unk_token": "[UNK]",
@@ -65,6 +65,7 @@ _TOKENS = {
     **dict.fromkeys(_BYTE_LEVEL | _UNIGRAM, _ROBERTA_TOKENS),
     "MPNetTokenizer": {**_ROBERTA_TOKENS, "unk_token": "[UNK]"},
     "AlbertTokenizer": _ALBERT_TOKENS,
+    "T5Tokenizer": {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
     "GPT2Tokenizer": dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>"),
     _LLAMA: {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
 }
@@ -179,7 +180,8 @@ def _unigram(
     written = typed(content, "normalizer", dict, {}, path)
     steps = typed(written, "normalizers", list, [], path) if written.get("type") == "Sequence" else [written]
     charsmap = [step for step in steps if isinstance(step, dict) and step.get("type") == "Precompiled"][:1]
-    scheme = "always" if settings.flag("add_prefix_space", True) else "never"
+    prefix = kind == "T5Tokenizer" or settings.flag("add_prefix_space", True)
+    scheme = "always" if prefix else "never"
     metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": True}
     unknown: int | None = 3
     if kind == "AlbertTokenizer":
@@ -191,6 +193,8 @@ def _unigram(
         processor = {}
         if content.get("post_processor") is None:
             processor = _processor(content, settings, "BertProcessing", cls="[CLS]", sep="[SEP]")
+    elif kind == "T5Tokenizer":
+        steps, unknown, processor = charsmap, 2, _ended(content, settings)
     else:
         steps = charsmap
         processor = _processor(
@@ -227,6 +231,23 @@ def _processor(
     if kind == "RobertaProcessing":
         made |= {"trim_offsets": True, "add_prefix_space": False}
     return {"post_processor": made}
+
+
+def _ended(content: dict[str, Any], settings: TokenizerSettings) -> dict[str, Any]:
+    """T5's post-processor: the token at the end after each text; nothing if the vocabulary has it not."""
+    end = id_of(content, _token(settings, "eos_token", "</s>"))
+    if end is None:
+        return {}
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    token = {"SpecialToken": {"id": "</s>", "type_id": 0}}
+    return {
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [first, token],
+            "pair": [first, token, second, token],
+            "special_tokens": {"</s>": {"id": "</s>", "ids": [end], "tokens": ["</s>"]}},
+        }
+    }
 
 
 def _token(settings: TokenizerSettings, role: str, default: str) -> str:

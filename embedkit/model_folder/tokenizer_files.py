@@ -62,6 +62,8 @@ _CLASSES = {
     "data2vec-text": "RobertaTokenizer",
     "deberta-v2": "DebertaV2Tokenizer",
     "ernie": "BertTokenizer",
+    "t5": "T5Tokenizer",
+    "mt5": "T5Tokenizer",
 }
 
 # Model types of which transformers takes tokenizer.json as it is, as many of their folders name a wrong class.

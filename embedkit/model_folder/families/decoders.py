@@ -143,9 +143,10 @@ LLAMA_BIDIREC = replace(EUROBERT, family="llama_bidirec", epsilon=1e-6)
 
 def _read_mistral(raw: Config, config: CoreConfig, where: str) -> None:
     _read_llama(raw, config, where)
-    if raw.get("sliding_window", 4096) is not None:  # all layers have it
+    if raw.get("sliding_window", 4096) is not None:
         config["window"] = integer(raw, "sliding_window", where, 2, 4096) - 1 + (not config["causal"])
-        config["local_layers"] = "1" * int(config["num_hidden_layers"])
+        # All layers have it, unless layer_types says otherwise, with which transformers reads the file as Ministral's.
+        config["local_layers"] = local_layers(raw, config, where, [True] * int(config["num_hidden_layers"]))
 
 
 MISTRAL = replace(LLAMA, family="mistral", read=_read_mistral)

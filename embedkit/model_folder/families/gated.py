@@ -134,7 +134,9 @@ def _read_modernbert(raw: Config, config: CoreConfig, where: str) -> None:
     every = integer(raw, "global_attn_every_n_layers", where, 1, 3)
     pattern = [bool(i % every) for i in range(int(config["num_hidden_layers"]))]
     config["local_layers"] = local_layers(raw, config, where, pattern)
-    config["window"] = integer(raw, "local_attention", where, 1, 128) // 2
+    half = integer(raw, "local_attention", where, 1, 128) // 2
+    # transformers takes it for another name of half of local_attention, which it replaces.
+    config["window"] = integer(raw, "sliding_window", where, 0, half)
     two_ropes(raw, config, where, ("global_rope_theta", "local_rope_theta"), 160_000.0)
 
 

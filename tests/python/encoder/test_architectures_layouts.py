@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from changed_folder import changed
-from test_architectures_vectors import TEXTS
+from test_architectures_vectors import TEXTS, expected
 from tiny_families import KINDS, SPECIAL, WORDS, randomize, tiny, write_tokenizer
 
 from embedkit import CrossEncoder, Encoder
@@ -89,7 +89,8 @@ def test_nomic_as_on_the_hub_architectures(tmp_path: Path) -> None:
     stretched = {"rotary_scaling_factor": 2, "max_trained_positions": 180}
     other = write(tmp_path / "ntk", {**NOMIC, **sizes, **stretched}, renamed(weights, names))
     dynamic = tiny(tmp_path / "dynamic", "nomic-ntk")
-    np.testing.assert_array_equal(Encoder(other).encode(TEXTS[:-1]), Encoder(dynamic).encode(TEXTS[:-1]))
+    opened = [Encoder(folder, max_length=702) for folder in (other, dynamic)]
+    np.testing.assert_array_equal(*(encoder.encode(TEXTS) for encoder in opened))
     for key, value in (
         ("prenorm", True),
         ("rotary_emb_interleaved", True),
@@ -159,6 +160,41 @@ def test_earlier_configs_of_architectures(
     (before / "config.json").write_text(json.dumps({**contents(folder)[0], "layer_types": [[], *kinds]}))
     with pytest.raises(ValueError, match=r"unknown layer type \[\]"):
         Encoder(before)
+
+
+def test_a_mistral_whose_layers_are_local_and_not(tmp_path: Path) -> None:
+    """transformers computes such a file as Ministral's."""
+    kinds = ["sliding_attention", "full_attention"] * 2
+    folder = changed(tiny(tmp_path / "model", "mistral"), tmp_path, {"layer_types": kinds})
+    vectors = Encoder(folder).encode(SOME, normalize_embeddings=True)
+    np.testing.assert_allclose(vectors, expected(folder, SOME), atol=2e-6)
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_the_window_of_a_modernbert_by_its_other_name(both: bool, tmp_path: Path) -> None:
+    folder = changed(tiny(tmp_path / "model", "modernbert"), tmp_path, {"sliding_window": 4})
+    if not both:
+        config = contents(folder)[0]
+        del config["local_attention"]
+        (folder / "config.json").write_text(json.dumps(config))
+    vectors = Encoder(folder).encode(SOME, normalize_embeddings=True)
+    np.testing.assert_allclose(vectors, expected(folder, SOME), atol=2e-6)
+
+
+@pytest.mark.parametrize("kind", ["nomic-ntk", "llama"])
+def test_stretched_positions_are_used_if_asked_for(kind: str, tmp_path: Path) -> None:
+    """By default a text is cut at max_position_embeddings, as in sentence-transformers; max_length may be more."""
+    stretched = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    folder = tiny(tmp_path / "model", kind, max_position_embeddings=100, rope_parameters=stretched)
+    encoder = Encoder(folder)
+    assert encoder.max_seq_length == 100
+    encoder.save(tmp_path / "saved")
+    assert json.loads((tmp_path / "saved" / "sentence_bert_config.json").read_text())["max_seq_length"] == 100
+    texts = [" ".join(WORDS * 20)]
+    vectors = Encoder(folder, max_length=400).encode(texts, normalize_embeddings=True)
+    np.testing.assert_allclose(vectors, expected(folder, texts), atol=2e-6)
+    with pytest.raises(ValueError, match="to 400"):
+        Encoder(folder, max_length=401)
 
 
 def jina(weights: dict[str, Any], ids: list[int], heads: int) -> npt.NDArray[np.float64]:

@@ -33,10 +33,10 @@ folders, texts, out = json.loads(sys.argv[1])
 assert active_isa() == sys.argv[2]
 for name, folder in folders.items():
     for precision in ("fp32", "bf16", "int8"):
-        alone = Encoder(folder, precision=precision, threads=1)
+        alone = Encoder(folder, precision=precision, threads=1, max_length=702)
         vectors = alone.encode(texts, normalize_embeddings=True)
         np.save(f"{out}/{name}-{precision}.npy", vectors)
-        two = Encoder(folder, precision=precision, threads=2)
+        two = Encoder(folder, precision=precision, threads=2, max_length=702)
         reverse = two.encode(texts[::-1], normalize_embeddings=True, batch_size=5)
         np.testing.assert_array_equal(reverse[::-1], vectors)
         each = [two.encode(text, normalize_embeddings=True) for text in texts[::4]]

@@ -222,6 +222,13 @@ def test_the_tokenizer_that_cuts_chinese_words_is_refused(folders: dict[str, Pat
         ("distilbert", {"n_heads": 3}, "dim 40 is not a multiple of n_heads 3"),
         ("distilbert", {"hidden_dim": "many"}, "hidden_dim must be an integer"),
         ("distilbert", {"activation": "swish"}, "unknown activation 'swish'"),
+        (
+            "distilbert",
+            {"num_hidden_layers": 1},
+            "num_hidden_layers is 1, and n_layers, another name of it, is 2",
+        ),
+        ("distilbert", {"num_attention_heads": 2}, "num_attention_heads is 2, and n_heads,.* is 4"),
+        ("distilbert", {"hidden_size": None}, "hidden_size is None, and dim,.* is 40; remove the wrong one"),
     ],
 )
 def test_configs_that_cannot_run(
@@ -229,6 +236,15 @@ def test_configs_that_cannot_run(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         Encoder(changed(folders[kind], tmp_path, changes))
+
+
+def test_the_epsilon_of_distilbert_is_fixed(
+    folders: dict[str, Path], reference: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    """transformers does not read the key; a contradiction of two other keys is refused."""
+    folder = changed(folders["distilbert"], tmp_path, {"layer_norm_eps": 0.1, "num_hidden_layers": 2})
+    wanted = reference(folder).encode(TEXTS, normalize_embeddings=True)
+    np.testing.assert_allclose(Encoder(folder).encode(TEXTS, normalize_embeddings=True), wanted, atol=2e-6)
 
 
 def test_a_missing_tensor_is_named(folders: dict[str, Path], tmp_path: Path) -> None:

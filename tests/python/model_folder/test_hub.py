@@ -68,6 +68,23 @@ def test_network_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         resolve("org/name", **NO_HUB)
 
 
+def test_revision_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+
+    class NotFound(hub.errors.RevisionNotFoundError):  # of other arguments in every few versions
+        def __init__(self) -> None:
+            pass
+
+    def missing(*args: Any, **options: Any) -> str:
+        raise NotFound
+
+    monkeypatch.setattr(hub, "snapshot_download", missing)
+    with pytest.raises(
+        FileNotFoundError, match=r"'org/name' on .* has no revision 'typo'; give revision= a branch"
+    ):
+        resolve("org/name", **{**NO_HUB, "revision": "typo"})
+
+
 def test_cached_model_is_found_offline(tmp_path: Path) -> None:
     pytest.importorskip("huggingface_hub")
     commit = "0" * 40
