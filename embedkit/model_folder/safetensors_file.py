@@ -1,8 +1,8 @@
-"""Reads safetensors files as views of a memory map, writes them, and names those that cannot be written.
+"""Reads safetensors files as views of a memory map, and names those that cannot be written.
 
 The ``safetensors`` package copies tensors for numpy and cannot represent bfloat16 there; embedkit maps the file,
-so that opening a model needs no second copy, and writes bfloat16. Files are untrusted: every number of the header is
-checked before it is used.
+so that opening a model needs no second copy. Files are untrusted: every number of the header is checked before it
+is used.
 
 A mapped file cannot be protected against writers: if it is truncated while a view of it is read, the process dies
 with SIGBUS. Tensors that are used after a model was opened are therefore copied (`weights.core_tensors`); while a
@@ -25,7 +25,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SafetensorsFile", "to_bf16", "write_errors", "write_tensors"]
+__all__ = ["SafetensorsFile", "to_bf16", "write_errors"]
 
 _MAX_HEADER = 100_000_000  # bytes; the format's own limit
 _MAX_NUMBER = 1 << 63  # of a shape or an offset; larger products could not be printed
@@ -50,33 +50,6 @@ def write_errors(path: Path) -> Iterator[None]:
         if (told := re.search(r"os error (\d+)", str(error))) is None:
             raise OSError(errno.EIO, str(error), str(path)) from error
         raise OSError(int(told[1]), os.strerror(int(told[1])), str(path)) from error
-
-
-def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Write a safetensors file; tensors of uint16 are bfloat16, as its bits.
-
-    Raises:
-        OSError: the file cannot be written, as on a full disk; names it.
-    """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # without which transformers refuses the file
-    end = 0
-    rows = sorted(
-        tensors.items(), key=lambda row: (-row[1].itemsize, row[0])
-    )  # the wide ones first: all are aligned
-    for name, tensor in rows:
-        kind = "BF" if tensor.dtype == np.uint16 else tensor.dtype.kind.upper()
-        begin, end = end, end + tensor.nbytes
-        dtype = f"{kind}{8 * tensor.itemsize}"
-        header[name] = {"dtype": dtype, "shape": tensor.shape, "data_offsets": [begin, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    try:
-        with path.open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for _, tensor in rows:
-                file.write(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 class SafetensorsFile(Mapping[str, "npt.NDArray[Any]"]):

@@ -23,7 +23,7 @@ from .fingerprint import fingerprint, hash_stored_weights, source_weights_hash
 from .folder import FORMAT, METADATA_FILE, SETTINGS_FILE, ModelFolder, Settings, open_folder
 from .json_file import present, read_json, write_json
 from .modules import ACTIVATIONS, POOLING_FLAGS, Dense, Normalize, Pooling
-from .safetensors_file import write_tensors
+from .safetensors_file import write_errors
 from .sentence_settings import sentence_config
 from .static import is_model2vec
 from .tokenizer_files import TOKENIZER_FILES
@@ -429,7 +429,20 @@ def _write_dense(folder: Path, layer: DenseWeights) -> None:
             "activation_function": names[layer.activation],
         },
     )
-    write_tensors(folder / WEIGHTS_FILES["fp32"], {"linear.weight": layer.weight, "linear.bias": layer.bias})
+    _save_tensors(folder / WEIGHTS_FILES["fp32"], {"linear.weight": layer.weight, "linear.bias": layer.bias})
+
+
+def _save_tensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> None:
+    from safetensors.numpy import save_file
+
+    with write_errors(path):
+        save_file(
+            {name: np.ascontiguousarray(x) for name, x in tensors.items()}, path, metadata={"format": "pt"}
+        )
+    model = next(
+        file for name in ("config.json", "tokenizer.json") if (file := path.with_name(name)).exists()
+    )
+    shutil.copymode(model, path)  # save_file's files are readable by their owner only
 
 
 def _write_weights(folder: ModelFolder, work: Path, precision: str) -> None:
@@ -440,7 +453,7 @@ def _write_weights(folder: ModelFolder, work: Path, precision: str) -> None:
         return
     static = folder.static
     tensors = dict(converted_tensors(folder, precision)) if static is None else static.saved(precision)
-    write_tensors(work / folder.transformer.relative_to(folder.path) / WEIGHTS_FILES[precision], tensors)
+    _save_tensors(work / folder.transformer.relative_to(folder.path) / WEIGHTS_FILES[precision], tensors)
 
 
 def _write_metadata(

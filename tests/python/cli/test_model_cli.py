@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import NoReturn
 
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from embedkit import Encoder, list_models
@@ -30,12 +29,12 @@ def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def test_a_full_disk_is_one_line(
     make_model: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def full(path: Path, _: object) -> NoReturn:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    def full(*_: object, **__: object) -> NoReturn:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
     source = str(make_model())
     capsys.readouterr()
-    monkeypatch.setattr("embedkit.model_folder.saving.write_tensors", full)
+    monkeypatch.setattr("safetensors.numpy.save_file", full)
     assert main(["convert", source, str(tmp_path / "new"), "--precision", "int8"]) == 1
     told = capsys.readouterr().err
     assert told.startswith("embedkit-model: [Errno 28] No space left on device: '") and told.count("\n") == 1

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
-from embedkit.model_folder.safetensors_file import SafetensorsFile, write_errors, write_tensors
+from embedkit.model_folder.safetensors_file import SafetensorsFile, write_errors
 
 
 def write(path: Path, header: Any, data: bytes = b"") -> Path:
@@ -34,37 +33,6 @@ def test_what_cannot_be_written_is_an_error_of_the_file(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="odd") as caught, write_errors(path):
         raise SafetensorError("odd")
     assert caught.value.errno == errno.EIO
-
-
-def test_safetensors_reads_what_is_written(tmp_path: Path) -> None:
-    path, generator = tmp_path / "t.safetensors", np.random.default_rng(0)
-    tensors = {
-        "odd": generator.integers(-127, 128, (3, 1), dtype=np.int8),
-        "f16": np.arange(5, dtype=np.float16),
-        "f32": generator.standard_normal((3, 5), dtype=np.float32).T,
-        "i32": np.arange(3, dtype=np.int32),
-        "empty": np.zeros((0, 7), np.float32),
-        "scalar": np.array(3.5, np.float32),
-    }
-    write_tensors(path, tensors)
-    read = load_file(path)
-    assert set(read) == set(tensors)
-    for name, tensor in tensors.items():
-        np.testing.assert_array_equal(read[name], tensor)
-        assert read[name].dtype == tensor.dtype
-    halves = np.arange(6, dtype=np.uint16).reshape(2, 3)
-    write_tensors(path, {"bf16": halves})
-    np.testing.assert_array_equal(SafetensorsFile(path).bits("bf16"), halves)
-    with pytest.raises(FileNotFoundError) as caught:
-        write_tensors(tmp_path / "gone" / "t.safetensors", tensors)
-    assert caught.value.filename == str(tmp_path / "gone" / "t.safetensors")
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_a_full_disk_is_an_error_of_the_file() -> None:
-    with pytest.raises(OSError, match="No space left on device: '/dev/full'") as caught:
-        write_tensors(Path("/dev/full"), {"a": np.zeros(1, np.float32)})
-    assert caught.value.errno == errno.ENOSPC
 
 
 def test_reads_what_safetensors_wrote(tmp_path: Path) -> None:
