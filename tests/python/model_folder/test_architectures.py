@@ -222,7 +222,11 @@ def test_the_tokenizer_that_cuts_chinese_words_is_refused(folders: dict[str, Pat
         ("distilbert", {"n_heads": 3}, "dim 40 is not a multiple of n_heads 3"),
         ("distilbert", {"hidden_dim": "many"}, "hidden_dim must be an integer"),
         ("distilbert", {"activation": "swish"}, "unknown activation 'swish'"),
-        ("distilbert", {"num_hidden_layers": 1}, "num_hidden_layers is 1, and n_layers, another name of it, is 2"),
+        (
+            "distilbert",
+            {"num_hidden_layers": 1},
+            "num_hidden_layers is 1, and n_layers, another name of it, is 2",
+        ),
         ("distilbert", {"num_attention_heads": 2}, "num_attention_heads is 2, and n_heads,.* is 4"),
         ("distilbert", {"hidden_size": None}, "hidden_size is None, and dim,.* is 40; remove the wrong one"),
     ],
