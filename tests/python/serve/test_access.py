@@ -163,7 +163,11 @@ def test_beyond_the_connections_health_is_told_and_the_rest_refused() -> None:
                 assert b"retry-after: 1\r\n" in refused
                 assert b"connection: close\r\n" in refused
                 assert told in refused
-            for one in (idle, writer):
+            _, beyond = await connect()
+            await reader.readuntil(b"]}")
+            writer.write(request("/v1/models"))  # the connection is as old as it was, however many came after
+            assert b" 200 OK" in await reader.readline()
+            for one in (idle, writer, beyond):
                 one.close()
 
     asyncio.run(check())
