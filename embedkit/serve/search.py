@@ -23,7 +23,7 @@ from ..index.storage.filters import equal
 from ..index.storage.where import compile_where
 from ..index.words.analyzer import Analyzer, analyzer
 from ..index.words.languages import AUTO, NONE
-from .bodies import SearchRequest
+from .bodies import LONGEST_CONDITION, SearchRequest
 from .errors import ApiError, busy, gone
 from .models import EmbeddingModel, Form
 from .rendering import dumps
@@ -319,10 +319,10 @@ def _condition(body: SearchRequest) -> str | None:
 
     Raises:
         ApiError: 400, ``where`` is invalid: checked alone, as its parentheses must not end those around it; or a
-            value of ``filter`` cannot be compared exactly.
+            value of ``filter`` cannot be compared exactly, or all of it is too long.
     """
     parts = []
-    if body.where is not None and body.where.strip():
+    if body.where is not None:
         try:
             compile_where(body.where)
         except ValueError as error:
@@ -331,7 +331,13 @@ def _condition(body: SearchRequest) -> str | None:
             return body.where
         parts.append(f"({body.where})")
     try:
-        parts += [equal(field, value) for field, value in (body.filter or {}).items()]
+        wanted = " and ".join(equal(field, value) for field, value in (body.filter or {}).items())
     except ValueError as error:
         raise ApiError(400, str(error), param="filter") from None
-    return " and ".join(parts) or None
+    if len(wanted) > LONGEST_CONDITION:
+        raise ApiError(
+            400,
+            f"filter makes a condition of {len(wanted):,} characters, at most {LONGEST_CONDITION:,} are taken",
+            param="filter",
+        )
+    return " and ".join(filter(None, (*parts, wanted))) or None
