@@ -38,6 +38,7 @@ logger = logging.getLogger("embedkit.serve")
 _T = TypeVar("_T")
 
 _THREADS = 4
+_CONDITION_THREADS = 2  # more would wait for each other: a segment looks up one condition at a time
 _WAITING = 256  # searches at once, running ones included
 _REFRESH_SECONDS = 10.0
 _BLOCK = 512  # queries of a request between two looks at whether somebody waits for them
@@ -88,6 +89,8 @@ class SearchService:
         """Search ``index`` on threads of its own."""
         self.index = index
         self._pool = ThreadPoolExecutor(_THREADS, "embedkit-search")
+        # Conditions may take long, and must not keep all threads from searches without one.
+        self._conditions = ThreadPoolExecutor(_CONDITION_THREADS, "embedkit-condition")
         self.running = 0  # searches, waiting ones included
         self._refreshed = time.monotonic()
 
@@ -112,7 +115,8 @@ class SearchService:
         """
         if self.running >= _WAITING:
             raise busy("too many searches are waiting; try again later", 1)
-        return await self._run(lambda left: self._search(body, k, left), hang_up)
+        pool = self._conditions if body.where is not None or body.filter else self._pool
+        return await self._run(pool, lambda left: self._search(body, k, left), hang_up)
 
     async def written(
         self,
@@ -127,13 +131,20 @@ class SearchService:
             ApiError: 499, ``hang_up`` has returned.
         """
         words = _analyzer(self.index.generation.manifest.language) if body.words else None
-        return await self._run(lambda left: dumps(_rows(queries, found, body.explain, words, left)), hang_up)
+        return await self._run(
+            self._pool, lambda left: dumps(_rows(queries, found, body.explain, words, left)), hang_up
+        )
 
-    async def _run(self, work: Callable[[threading.Event], _T], hang_up: Callable[[], Awaitable[None]]) -> _T:
+    async def _run(
+        self,
+        pool: ThreadPoolExecutor,
+        work: Callable[[threading.Event], _T],
+        hang_up: Callable[[], Awaitable[None]],
+    ) -> _T:
         """What ``work`` returns; it is not begun when nobody waits for it any more, and told so by its event."""
         left = threading.Event()
         self.running += 1
-        waiting = self._pool.submit(work, left)
+        waiting = pool.submit(work, left)
         done: asyncio.Future[_T] = asyncio.wrap_future(waiting)
         done.add_done_callback(self._ended)
         closed: asyncio.Future[None] = asyncio.ensure_future(hang_up())
@@ -208,9 +219,12 @@ class SearchService:
 
     def close(self) -> None:
         """Close the index, which ends what still looks for documents, and wait for the threads."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        pools = (self._pool, self._conditions)
+        for pool in pools:
+            pool.shutdown(wait=False, cancel_futures=True)
         self.index.close()
-        self._pool.shutdown()
+        for pool in pools:
+            pool.shutdown()
 
 
 async def search(request: Request) -> Response:
