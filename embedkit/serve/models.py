@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -39,18 +40,30 @@ class Form:
     dimensions: int | None
     normalize: bool
     task: str | None = None  # of a model with a Router
+    windows: bool = False  # as documents of the model's index are read, not cut
 
 
 _NOT_TOLD = ("path", "texts", "tokens", "truncated", "unknown")  # by /info: /metrics counts
 
 
 class EmbeddingModel:
-    """An `Encoder`, the thread that drives it, and what requests need to know of it."""
+    """An `Encoder`, the thread that drives it, and what requests need to know of it.
+
+    Attributes:
+        documents: as it was given.
+        encoder: the same, but it cuts long texts: in windows, one text could take a batch of any size.
+        windows: whether ``documents`` reads them in windows.
+    """
 
     kind = "embedding"
 
     def __init__(self, encoder: Encoder, limits: Limits, metrics: ModelMetrics) -> None:
         """Start the thread."""
+        self.documents = encoder
+        self.windows = encoder.describe()["on_overflow"] == "window"
+        if self.windows:
+            encoder = copy.copy(encoder)  # shares the weights
+            encoder._on_overflow = "truncate"
         self.encoder = encoder
         self.about = about = encoder.describe()
         self.dimension = int(about["dimension"])
@@ -83,7 +96,8 @@ class EmbeddingModel:
     def _compute(self, key: Any, texts: list[str]) -> npt.NDArray[Any]:
         form: Form = key
         routed: dict[str, Any] = {} if form.task is None else {"task": form.task}
-        vectors: npt.NDArray[Any] = self.encoder.encode(
+        encoder = self.documents if form.windows else self.encoder
+        vectors: npt.NDArray[Any] = encoder.encode(
             texts,
             prompt=form.prompt,
             truncate_dim=form.dimensions,
@@ -150,13 +164,14 @@ class EmbeddingModel:
             return self._count(prompted)
         return await asyncio.to_thread(self._count, prompted)
 
-    def _count(self, texts: list[str]) -> list[int]:
-        return [len(ids) for ids in self.encoder.tokenize(texts)["input_ids"]]
+    def _count(self, texts: list[str], most: int | None = None) -> list[int]:
+        """Tokens of each text, of which ``most`` are kept; None: as many as the model reads."""
+        found = self.encoder._engine.token_ids(texts, most or self.encoder.max_seq_length)
+        return [len(ids) for ids in found]
 
     def too_long(self, text: str) -> bool:
         """Whether a text that fills ``max_length`` after truncation was longer before."""
-        (ids,) = self.encoder._engine.token_ids([text], _UNCUT)
-        return len(ids) > self.max_length
+        return self._count([text], _UNCUT)[0] > self.max_length
 
     async def embed(
         self, texts: list[str], form: Form, tokens: list[int], watch: Any = None
@@ -169,7 +184,7 @@ class EmbeddingModel:
 
     def embed_here(self, texts: list[str], form: Form) -> npt.NDArray[Any]:
         """`embed` for a thread that is not the event loop's."""
-        tokens = self._count([form.prompt + text for text in texts])
+        tokens = self._count([form.prompt + text for text in texts], _UNCUT if form.windows else None)
         rows: npt.NDArray[Any] = self.batcher.run_here(form, texts, tokens)
         return rows
 
@@ -177,6 +192,7 @@ class EmbeddingModel:
         """Finish what is queued and free the memory."""
         self.batcher.close()
         self.encoder.close()
+        self.documents.close()
 
 
 class RerankModel:

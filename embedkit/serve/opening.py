@@ -182,7 +182,7 @@ def _search(
             and info["query_prompt"] in (None, loaded.encoder.prompts.get("query"))
             and info["document_prompt"] == loaded.encoder.prompts.get("document", "")
             and info["max_length"] == own_max_length(loaded.encoder)
-            and info["on_overflow"] == own_overflow(loaded.encoder)
+            and info["on_overflow"] == own_overflow(loaded.documents)
         ):
             served.users += 1  # it stays loaded
             break

@@ -67,7 +67,7 @@ class BatchedEncoder:
 
     def describe(self) -> dict[str, Any]:
         """Of the model."""
-        return self._model.encoder.describe()
+        return self._model.documents.describe()
 
     def encode_document(self, sentences: list[str], *, normalize_embeddings: bool) -> Any:
         """As `Encoder.encode_document`."""
@@ -78,8 +78,10 @@ class BatchedEncoder:
         return self._encode("query", sentences, normalize_embeddings)
 
     def _encode(self, prompt: str, sentences: list[str], normalize: bool) -> Any:
-        form = Form(self.prompts.get(prompt, ""), None, normalize, self._model.route(prompt))
-        return self._model.embed_here(sentences, form)
+        model = self._model
+        windows = model.windows and prompt == "document"
+        form = Form(self.prompts.get(prompt, ""), None, normalize, model.route(prompt), windows)
+        return model.embed_here(sentences, form)
 
 
 class SearchService:
