@@ -18,17 +18,20 @@ import numpy.typing as npt
 
 from ..cross_encoder import CrossEncoder
 from ..encoder import Encoder
+from ..inputs import windows
 from .batching import Batcher
 from .errors import ApiError, busy
 from .metrics import ModelMetrics
 from .settings import Limits
 from .token_ids import TokenDecoder
 
-__all__ = ["EmbeddingModel", "Form", "Memory", "Pool", "RerankModel", "Served", "weights_bytes"]
+__all__ = ["TEXTS_AT_ONCE", "EmbeddingModel", "Form", "Memory", "Pool", "RerankModel", "Served", "weights_bytes"]
 
 logger = logging.getLogger("embedkit.serve")
 
 _IN_LOOP = 50_000  # characters that are tokenized on the event loop: about half a millisecond
+TEXTS_AT_ONCE = 256
+"""Of a large request whose tokens are counted on a thread: between two parts it can end."""
 _UNCUT = 2**31 - 1  # tokens: no text has so many
 
 
@@ -162,7 +165,10 @@ class EmbeddingModel:
         prompted = [form.prompt + text for text in texts] if form.prompt else texts
         if sum(map(len, texts)) + len(form.prompt) * len(texts) <= _IN_LOOP:
             return self._count(prompted)
-        return await asyncio.to_thread(self._count, prompted)
+        counts: list[int] = []
+        for part in windows(prompted, TEXTS_AT_ONCE):
+            counts += await asyncio.to_thread(self._count, part)
+        return counts
 
     def _count(self, texts: list[str], most: int | None = None) -> list[int]:
         """Tokens of each text, of which ``most`` are kept; None: as many as the model reads."""
@@ -173,13 +179,11 @@ class EmbeddingModel:
         """Whether a text that fills ``max_length`` after truncation was longer before."""
         return self._count([text], _UNCUT)[0] > self.max_length
 
-    async def embed(
-        self, texts: list[str], form: Form, tokens: list[int], watch: Any = None
-    ) -> npt.NDArray[Any]:
+    async def embed(self, texts: list[str], form: Form, tokens: list[int]) -> npt.NDArray[Any]:
         """Vectors (n, dimensions); for no texts (0, dimensions)."""
         if not texts:
             return np.empty((0, form.dimensions or self.dimension), np.float32)
-        rows: npt.NDArray[Any] = await self.batcher.run(form, texts, tokens, watch)
+        rows: npt.NDArray[Any] = await self.batcher.run(form, texts, tokens)
         return rows
 
     def embed_here(self, texts: list[str], form: Form) -> npt.NDArray[Any]:
@@ -223,9 +227,9 @@ class RerankModel:
         )
         return scores
 
-    def too_long(self, query: str, text: str) -> bool:
-        """Whether a pair is longer than the model reads."""
-        return self.encoder._engine.too_long(query, text, self.max_length)
+    def too_long(self, query: str) -> Callable[[list[str]], list[bool]]:
+        """What says which texts are with ``query`` longer than the model reads."""
+        return self.encoder._engine.too_long(query, self.max_length)
 
     async def score(
         self, query: str, texts: list[str], raw: bool, watch: Any = None

@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 
+from ..inputs import windows
+from .batching import WATCH_SECONDS, too_late
 from .bodies import parse
 from .errors import ApiError, gone
-from .models import EmbeddingModel, Form, RerankModel
+from .models import TEXTS_AT_ONCE, EmbeddingModel, Form, RerankModel
 from .settings import Limits, Settings
 from .state import State
 
-__all__ = ["check_count", "check_lengths", "check_pair_lengths", "hang_up_of", "prompt_of", "read", "task_of"]
+__all__ = [
+    "check_count",
+    "check_lengths",
+    "check_pair_lengths",
+    "hang_up_of",
+    "in_time",
+    "prompt_of",
+    "read",
+    "task_of",
+]
 
 _B = TypeVar("_B", bound=BaseModel)
+_T = TypeVar("_T")
 
 # What clients call the two sides of a retrieval; a model may have prompts of these very names.
 _INPUT_TYPES = {
@@ -119,6 +132,33 @@ def hang_up_of(request: Request) -> Callable[[], Awaitable[None]]:
     return wait
 
 
+async def in_time(request: Request, work: Coroutine[Any, Any, _T], begin: float) -> _T:
+    """What ``work`` returns; it is cancelled when its client has gone, or the time of a request from ``begin`` is over.
+
+    Raises:
+        ApiError: 499, 504.
+    """
+    seconds = State.of(request).settings.limits.timeout
+    left = begin + seconds - time.monotonic()
+    answer = asyncio.ensure_future(work)
+    closed: asyncio.Future[None] | None = None
+    try:
+        await asyncio.wait({answer}, timeout=min(left, WATCH_SECONDS))
+        if not answer.done():
+            closed = asyncio.ensure_future(hang_up_of(request)())
+            either: set[asyncio.Future[Any]] = {answer, closed}
+            await asyncio.wait(
+                either, timeout=left - WATCH_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+    finally:
+        answer.cancel()  # no effect on one that is done
+        if closed is not None:
+            closed.cancel()
+    if answer.done():
+        return answer.result()
+    raise gone() if closed is not None and closed.done() else too_late(seconds)
+
+
 def check_count(count: int, limits: Limits, param: str) -> None:
     """Refuse more texts than a request may have (`ApiError` 413)."""
     if count > limits.texts:
@@ -163,9 +203,13 @@ async def check_pair_lengths(
     """
     if _truncates(truncate, settings):
         return
-    for index, text in enumerate(texts):
-        if await asyncio.to_thread(model.too_long, query, text):
-            raise _too_long(f"{param}[{index}]", "and the query are", model.max_length)
+    too_long = await asyncio.to_thread(model.too_long, query)
+    begin = 0
+    for part in windows(texts, TEXTS_AT_ONCE):
+        found = await asyncio.to_thread(too_long, part)
+        if any(found):
+            raise _too_long(f"{param}[{begin + found.index(True)}]", "and the query are", model.max_length)
+        begin += len(part)
 
 
 def _truncates(truncate: bool | None, settings: Settings) -> bool:
