@@ -25,7 +25,16 @@ from .metrics import ModelMetrics
 from .settings import Limits
 from .token_ids import TokenDecoder
 
-__all__ = ["TEXTS_AT_ONCE", "EmbeddingModel", "Form", "Memory", "Pool", "RerankModel", "Served", "weights_bytes"]
+__all__ = [
+    "TEXTS_AT_ONCE",
+    "EmbeddingModel",
+    "Form",
+    "Memory",
+    "Pool",
+    "RerankModel",
+    "Served",
+    "weights_bytes",
+]
 
 logger = logging.getLogger("embedkit.serve")
 
@@ -360,7 +369,7 @@ class Pool(Generic[_M]):
         for one in models:
             for name in (one.name, *one.aliases):
                 if name in self.models:
-                    raise ValueError(f"two models are named {name!r}; name one with --model NAME=FOLDER")
+                    raise ValueError(f"two models are named {name!r}; name one with {option} NAME=MODEL")
                 self.models[name] = one
         self._memory = memory
         self._kind = kind

@@ -84,6 +84,14 @@ def test_a_model_that_reads_documents_in_windows_cuts_the_texts_of_requests(tmp_
         model.documents.encode("a")
 
 
+def test_no_model_has_the_name_of_the_indexs_own(tmp_path: Path) -> None:
+    Index.build(tmp_path / "index", ["one"], Encoder(threads=1)).close()
+    Encoder(truncate_dim=24).save(tmp_path / "small")
+    options = Options(models=(f"index={tmp_path / 'small'}",), index=str(tmp_path / "index"), threads=1)
+    with pytest.raises(ValueError, match=r"'index' is the index's own model .* with --model NAME=MODEL"):
+        open_state(options)
+
+
 def test_the_model_of_an_index_is_not_closed_for_another(tmp_path: Path) -> None:
     for name, size in (("a", 256), ("b", 24)):
         Encoder(truncate_dim=size).save(tmp_path / name)
