@@ -267,8 +267,8 @@ class SearchRequest(_Body):
     )
     like: Name | None = Field(None, description="The id of a document, to find others like it.")
     k: int = Field(10, ge=1)
-    where: Annotated[Annotated[str, Field(max_length=LONGEST_CONDITION)] | None, BeforeValidator(_where)] = Field(
-        None, description="A condition on the documents' fields, such as lang = 'en' and year > 2019."
+    where: Annotated[Annotated[str, Field(max_length=LONGEST_CONDITION)] | None, BeforeValidator(_where)] = (
+        Field(None, description="A condition on the documents' fields, such as lang = 'en' and year > 2019.")
     )
     filter: Annotated[dict[str, str | int | float | bool | None] | None, BeforeValidator(_filter)] = Field(
         None, description="Fields and the values that they must equal."

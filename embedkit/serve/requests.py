@@ -147,9 +147,7 @@ async def in_time(request: Request, work: Coroutine[Any, Any, _T], begin: float)
         if not answer.done():
             closed = asyncio.ensure_future(hang_up_of(request)())
             either: set[asyncio.Future[Any]] = {answer, closed}
-            await asyncio.wait(
-                either, timeout=left - WATCH_SECONDS, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait(either, timeout=left - WATCH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     finally:
         answer.cancel()  # no effect on one that is done
         if closed is not None:

@@ -84,9 +84,7 @@ def test_slow_conditions_leave_threads_to_other_searches(
             for one in conditions
         ]
         await asyncio.to_thread(begun.acquire)
-        (hits,) = await asyncio.wait_for(
-            service.search(SearchRequest(query="text number 7"), 1, forever), 20
-        )
+        (hits,) = await asyncio.wait_for(service.search(SearchRequest(query="text number 7"), 1, forever), 20)
         assert hits[0].id == "7"
         release.set()
         assert [len(hits) for (hits,) in await asyncio.gather(*waiting)] == [1, 1, 1, 1, 0]
