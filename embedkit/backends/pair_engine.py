@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,9 +85,9 @@ class PairEngine:
                     check_unicode(f"pairs[{index}][{place}]", text)
             raise
 
-    def too_long(self, first: str, second: str, max_length: int) -> bool:
-        """Whether a pair has more than ``max_length`` tokens, special tokens included."""
-        return self._text.too_long(first, second, max_length)
+    def too_long(self, first: str, max_length: int) -> Callable[[list[str]], list[bool]]:
+        """As `PairText.too_long`; special tokens are included."""
+        return self._text.too_long(first, max_length)
 
     def describe(self) -> dict[str, Any]:
         """The instruction set, and the instruction of it that multiplies."""

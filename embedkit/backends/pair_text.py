@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -45,8 +46,8 @@ class PairText(Protocol):
         """Logits of the pairs, and what was counted; ``start`` is the index of the first pair, for messages."""
         ...
 
-    def too_long(self, first: str, second: str, most: int) -> bool:
-        """Whether a pair has more than ``most`` tokens."""
+    def too_long(self, first: str, most: int) -> Callable[[list[str]], list[bool]]:
+        """What says of second texts whether they and ``first`` have more than ``most`` tokens."""
         ...
 
 
@@ -116,10 +117,9 @@ class Joined:
             return core.encode_pairs(prompted, second, tokenizer.core, options)
         return core.encode_id_pairs(tokenizer.encode_batch(prompted), tokenizer.encode_batch(second), options)
 
-    def too_long(self, first: str, second: str, most: int) -> bool:
+    def too_long(self, first: str, most: int) -> Callable[[list[str]], list[bool]]:
         """As `PairText.too_long`."""
-        ids = self._tokenizer.encode_batch([self._prompt + first, second])
-        return sum(map(len, ids)) + self.special_tokens > most
+        return _too_long(self._tokenizer, self._prompt + first, most - self.special_tokens)
 
 
 class _Rows(ABC):
@@ -173,9 +173,9 @@ class _Rows(ABC):
         logits, stats = core.encode_ids(rows, options)
         return logits, {**stats, "truncated": truncated}
 
-    def too_long(self, first: str, second: str, most: int) -> bool:
+    @abstractmethod
+    def too_long(self, first: str, most: int) -> Callable[[list[str]], list[bool]]:
         """As `PairText.too_long`."""
-        return self.rows([first], [second], most)[1] > 0
 
 
 class JoinedIds(_Rows):
@@ -201,6 +201,10 @@ class JoinedIds(_Rows):
             head, tail = self._cut(a, kept[0]), self._cut(b, kept[1])
             rows.append([*template.before, *head, *template.between, *tail, *template.after])
         return rows, truncated
+
+    def too_long(self, first: str, most: int) -> Callable[[list[str]], list[bool]]:
+        """As `PairText.too_long`."""
+        return _too_long(self._tokenizer, self._prompt + first, most - self.special_tokens)
 
 
 class Rendered(_Rows):
@@ -235,3 +239,14 @@ class Rendered(_Rows):
                 truncated += len(row) > most
                 rows[index] = self._cut(row, most)[: most - len(self.end)] + self.end
         return rows, truncated
+
+    def too_long(self, first: str, most: int) -> Callable[[list[str]], list[bool]]:
+        """As `PairText.too_long`."""
+        return lambda second: [self.rows([first], [text], most)[1] > 0 for text in second]
+
+
+def _too_long(tokenizer: Tokenizer, first: str, room: int) -> Callable[[list[str]], list[bool]]:
+    """`PairText.too_long` of texts that are tokenized apart, with ``room`` for both."""
+    (ids,) = tokenizer.encode_batch([first])
+    left = room - len(ids)
+    return lambda second: [len(ids) > left for ids in tokenizer.encode_batch(second)]

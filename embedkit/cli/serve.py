@@ -84,13 +84,21 @@ def _parser() -> argparse.ArgumentParser:
         "--model",
         action="append",
         default=[],
+        type=_given,
         metavar="[NAME=]MODEL",
         help="model folder or Hub id, and the name that requests give; repeatable (default: the built-in model)",
     )
     what.add_argument(
-        "--rerank", action="append", default=[], metavar="[NAME=]MODEL", help="cross-encoder; repeatable"
+        "--rerank",
+        action="append",
+        default=[],
+        type=_given,
+        metavar="[NAME=]MODEL",
+        help="cross-encoder; repeatable",
     )
-    what.add_argument("--index", metavar="INDEX", help="index folder, for /v1/search and the search page")
+    what.add_argument(
+        "--index", type=_given, metavar="INDEX", help="index folder, for /v1/search and the search page"
+    )
     what.add_argument(
         "--precision",
         choices=CUDA_PRECISIONS,
@@ -122,7 +130,9 @@ def _parser() -> argparse.ArgumentParser:
         "than a reranker reads; queries of a search, and what it reranks, are always cut",
     )
     where = parser.add_argument_group("who may use it")
-    where.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    where.add_argument(
+        "--host", type=_given, default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
+    )
     where.add_argument("--port", type=_port, default=8080, help="0 for any free one (default: 8080)")
     where.add_argument(
         "--api-key",
@@ -152,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_host,
         metavar="NAME",
         help="name that the Host header may have, whatever the port, * for any; repeatable (default on loopback "
-        "without a key: localhost)",
+        "without a key: localhost, and what --host names)",
     )
     _add_limits(parser)
     return parser
@@ -211,6 +221,12 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _given(text: str) -> str:
+    if not text:  # as of a variable of the shell that is not set
+        raise argparse.ArgumentTypeError("it is empty; give a value, or leave the option out")
+    return text
+
+
 def _port(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or int(text) > _LAST_PORT:
         raise argparse.ArgumentTypeError(f"invalid port: {text!r}; expected a number from 0 to {_LAST_PORT}")
@@ -229,7 +245,7 @@ def _origin(text: str) -> str:
 def _host(text: str) -> str:
     from ..serve.settings import host_name
 
-    return host_name(text)
+    return host_name(_given(text))
 
 
 def _seconds(text: str) -> float:
@@ -245,14 +261,16 @@ def _seconds(text: str) -> float:
 def _serve(arguments: argparse.Namespace) -> int:
     try:
         from ..serve.opening import Options, open_state
-        from ..serve.server import LOOPBACK, run
-        from ..serve.settings import Limits, Settings
+        from ..serve.server import is_local, run
+        from ..serve.settings import Limits, Settings, host_name
     except ImportError as error:
         raise ImportError(f"{error}: the server needs pip install 'embedkit[serve]'") from error
     keys = _keys(arguments)
+    bound = _bound(arguments.host, arguments.port)
+    local, (host, port) = is_local(bound), bound[0].getsockname()[:2]
     hosts = tuple(arguments.allow_host)
-    if not hosts and not keys and arguments.host in LOOPBACK:
-        hosts = ("localhost", "127.0.0.1", "[::1]")
+    if not hosts and not keys and local:
+        hosts = ("localhost", "127.0.0.1", "[::1]", host_name(arguments.host), host_name(host))
     settings = Settings(
         limits=Limits(
             body=arguments.max_body,
@@ -271,7 +289,6 @@ def _serve(arguments: argparse.Namespace) -> int:
         origins=tuple(arguments.allow_origin),
         hosts=() if "*" in hosts else hosts,
     )
-    bound = _bound(arguments.host, arguments.port)
     with contextlib.ExitStack() as stack:
         for one in bound:
             stack.enter_context(contextlib.closing(one))
@@ -287,13 +304,12 @@ def _serve(arguments: argparse.Namespace) -> int:
                 settings=settings,
             )
         )
-        host, port = bound[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         models = ", ".join([*state.embedders.models, *state.rerankers.models])
 
         def ready() -> None:
             show(f"embedkit-serve: {printable(models)} on http://{shown}:{port}")
-            if not keys and arguments.host not in LOOPBACK:
+            if not keys and not local:
                 complain(f"warning: anyone who reaches {shown}:{port} may use it; see --api-key", _PROGRAM)
 
         run(state, bound, ready=ready, drain=arguments.drain, log_level=arguments.log_level)

@@ -158,8 +158,10 @@ class _Gate:
         """
         settings = self._state.settings
         host = headers.get("host")
-        # Browsers always send it, and pages of another site are all that the names guard against.
-        if host is not None and settings.hosts and host_name(host) not in settings.hosts:
+        # Browsers always send it, and pages of another site are all that the names guard against. Kubernetes asks the
+        # probes by address.
+        named = host is None or not settings.hosts or host_name(host) in settings.hosts
+        if not named and path not in _PROBES:
             raise ApiError(403, f"the host {host!r} is not served; see --allow-host", code="host_not_allowed")
         origin = headers.get("origin")
         if origin is not None and not self._is_known(origin, host or "", headers):

@@ -16,13 +16,14 @@ from .errors import ApiError, busy, gone
 from .metrics import ModelMetrics
 from .settings import Limits
 
-__all__ = ["Batcher", "Job"]
+__all__ = ["WATCH_SECONDS", "Batcher", "Job", "too_late"]
 
 Compute = Callable[[Any, list[Any]], Any]
 
 _ROUND_SECONDS = 0.05  # what a short request waits for at most while a long one runs
 _LEAST_TOKENS = 512  # of a round: enough for the core to be fast
-_WATCH_SECONDS = 0.02  # shorter requests are not watched for a client that hangs up
+WATCH_SECONDS = 0.02
+"""Shorter requests are not watched for a client that hangs up."""
 
 
 class Job:
@@ -169,7 +170,7 @@ class Batcher:
 
         job = Job(key, items, tokens, settled)
         self.submit(job)
-        timers = [loop.call_later(self._limits.timeout, fail, _too_late(self._limits.timeout))]
+        timers = [loop.call_later(self._limits.timeout, fail, too_late(self._limits.timeout))]
         watcher: list[asyncio.Task[None]] = []
         if watch is not None:
 
@@ -178,7 +179,7 @@ class Batcher:
                 fail(gone())
 
             timers.append(
-                loop.call_later(_WATCH_SECONDS, lambda: watcher.append(loop.create_task(wait_for_hang_up())))
+                loop.call_later(WATCH_SECONDS, lambda: watcher.append(loop.create_task(wait_for_hang_up())))
             )
         try:
             return await future
@@ -197,7 +198,7 @@ class Batcher:
         self.submit(job)
         if not done.wait(self._limits.timeout):
             self.withdraw(job)
-            raise _too_late(self._limits.timeout)
+            raise too_late(self._limits.timeout)
         if job.error is not None:
             raise job.error
         return job.result
@@ -300,5 +301,6 @@ class Batcher:
             job.settle()
 
 
-def _too_late(seconds: float) -> ApiError:
+def too_late(seconds: float) -> ApiError:
+    """The time of a request is over."""
     return ApiError(504, f"the request was not done within {seconds:g} seconds", code="timeout")

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from .errors import ApiError
 
 __all__ = [
+    "LONGEST_CONDITION",
     "EmbedRequest",
     "EmbeddingsRequest",
     "RerankRequest",
@@ -22,6 +23,8 @@ __all__ = [
 
 _B = TypeVar("_B", bound=BaseModel)
 
+LONGEST_CONDITION = 10_000
+"""Characters of ``where``, and of the condition that ``filter`` becomes."""
 _LONGEST_NAME = 1000  # of a model
 _LONGEST_SHOWN = 80  # characters of a field that is unknown
 
@@ -111,6 +114,8 @@ def _where(value: Any) -> Any:
             f"must be a condition as text, such as lang = 'en' and year > 2019, not {_json_type(value)}; fields and "
             "the values that they must equal go in filter",
         )
+    if not value.strip():
+        raise _bad("where", "is empty; leave it out to search all documents")
     return check_text(value, "where")
 
 
@@ -153,6 +158,8 @@ def _rerank(value: Any) -> Any:
         return value
     if not isinstance(value, str):
         raise _bad("rerank", f"must be true, false or the name of a reranker, not {_json_type(value)}")
+    if not value:
+        raise _bad("rerank", "is empty; give the name of a reranker, or true for the first")
     if len(value) > _LONGEST_NAME:
         raise _bad("rerank", f"is longer than any name of a reranker: {len(value):,} characters")
     return check_text(value, "rerank")
@@ -260,8 +267,8 @@ class SearchRequest(_Body):
     )
     like: Name | None = Field(None, description="The id of a document, to find others like it.")
     k: int = Field(10, ge=1)
-    where: Annotated[Annotated[str, Field(max_length=10_000)] | None, BeforeValidator(_where)] = Field(
-        None, description="A condition on the documents' fields, such as lang = 'en' and year > 2019."
+    where: Annotated[Annotated[str, Field(max_length=LONGEST_CONDITION)] | None, BeforeValidator(_where)] = (
+        Field(None, description="A condition on the documents' fields, such as lang = 'en' and year > 2019.")
     )
     filter: Annotated[dict[str, str | int | float | bool | None] | None, BeforeValidator(_filter)] = Field(
         None, description="Fields and the values that they must equal."

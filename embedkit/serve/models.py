@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -17,17 +18,29 @@ import numpy.typing as npt
 
 from ..cross_encoder import CrossEncoder
 from ..encoder import Encoder
+from ..inputs import windows
 from .batching import Batcher
 from .errors import ApiError, busy
 from .metrics import ModelMetrics
 from .settings import Limits
 from .token_ids import TokenDecoder
 
-__all__ = ["EmbeddingModel", "Form", "Memory", "Pool", "RerankModel", "Served", "weights_bytes"]
+__all__ = [
+    "TEXTS_AT_ONCE",
+    "EmbeddingModel",
+    "Form",
+    "Memory",
+    "Pool",
+    "RerankModel",
+    "Served",
+    "weights_bytes",
+]
 
 logger = logging.getLogger("embedkit.serve")
 
 _IN_LOOP = 50_000  # characters that are tokenized on the event loop: about half a millisecond
+TEXTS_AT_ONCE = 256
+"""Of a large request whose tokens are counted on a thread: between two parts it can end."""
 _UNCUT = 2**31 - 1  # tokens: no text has so many
 
 
@@ -39,18 +52,30 @@ class Form:
     dimensions: int | None
     normalize: bool
     task: str | None = None  # of a model with a Router
+    windows: bool = False  # as documents of the model's index are read, not cut
 
 
 _NOT_TOLD = ("path", "texts", "tokens", "truncated", "unknown")  # by /info: /metrics counts
 
 
 class EmbeddingModel:
-    """An `Encoder`, the thread that drives it, and what requests need to know of it."""
+    """An `Encoder`, the thread that drives it, and what requests need to know of it.
+
+    Attributes:
+        documents: as it was given.
+        encoder: the same, but it cuts long texts: in windows, one text could take a batch of any size.
+        windows: whether ``documents`` reads them in windows.
+    """
 
     kind = "embedding"
 
     def __init__(self, encoder: Encoder, limits: Limits, metrics: ModelMetrics) -> None:
         """Start the thread."""
+        self.documents = encoder
+        self.windows = encoder.describe()["on_overflow"] == "window"
+        if self.windows:
+            encoder = copy.copy(encoder)  # shares the weights
+            encoder._on_overflow = "truncate"
         self.encoder = encoder
         self.about = about = encoder.describe()
         self.dimension = int(about["dimension"])
@@ -83,7 +108,8 @@ class EmbeddingModel:
     def _compute(self, key: Any, texts: list[str]) -> npt.NDArray[Any]:
         form: Form = key
         routed: dict[str, Any] = {} if form.task is None else {"task": form.task}
-        vectors: npt.NDArray[Any] = self.encoder.encode(
+        encoder = self.documents if form.windows else self.encoder
+        vectors: npt.NDArray[Any] = encoder.encode(
             texts,
             prompt=form.prompt,
             truncate_dim=form.dimensions,
@@ -148,28 +174,30 @@ class EmbeddingModel:
         prompted = [form.prompt + text for text in texts] if form.prompt else texts
         if sum(map(len, texts)) + len(form.prompt) * len(texts) <= _IN_LOOP:
             return self._count(prompted)
-        return await asyncio.to_thread(self._count, prompted)
+        counts: list[int] = []
+        for part in windows(prompted, TEXTS_AT_ONCE):
+            counts += await asyncio.to_thread(self._count, part)
+        return counts
 
-    def _count(self, texts: list[str]) -> list[int]:
-        return [len(ids) for ids in self.encoder.tokenize(texts)["input_ids"]]
+    def _count(self, texts: list[str], most: int | None = None) -> list[int]:
+        """Tokens of each text, of which ``most`` are kept; None: as many as the model reads."""
+        found = self.encoder._engine.token_ids(texts, most or self.encoder.max_seq_length)
+        return [len(ids) for ids in found]
 
     def too_long(self, text: str) -> bool:
         """Whether a text that fills ``max_length`` after truncation was longer before."""
-        (ids,) = self.encoder._engine.token_ids([text], _UNCUT)
-        return len(ids) > self.max_length
+        return self._count([text], _UNCUT)[0] > self.max_length
 
-    async def embed(
-        self, texts: list[str], form: Form, tokens: list[int], watch: Any = None
-    ) -> npt.NDArray[Any]:
+    async def embed(self, texts: list[str], form: Form, tokens: list[int]) -> npt.NDArray[Any]:
         """Vectors (n, dimensions); for no texts (0, dimensions)."""
         if not texts:
             return np.empty((0, form.dimensions or self.dimension), np.float32)
-        rows: npt.NDArray[Any] = await self.batcher.run(form, texts, tokens, watch)
+        rows: npt.NDArray[Any] = await self.batcher.run(form, texts, tokens)
         return rows
 
     def embed_here(self, texts: list[str], form: Form) -> npt.NDArray[Any]:
         """`embed` for a thread that is not the event loop's."""
-        tokens = self._count([form.prompt + text for text in texts])
+        tokens = self._count([form.prompt + text for text in texts], _UNCUT if form.windows else None)
         rows: npt.NDArray[Any] = self.batcher.run_here(form, texts, tokens)
         return rows
 
@@ -177,6 +205,7 @@ class EmbeddingModel:
         """Finish what is queued and free the memory."""
         self.batcher.close()
         self.encoder.close()
+        self.documents.close()
 
 
 class RerankModel:
@@ -207,9 +236,9 @@ class RerankModel:
         )
         return scores
 
-    def too_long(self, query: str, text: str) -> bool:
-        """Whether a pair is longer than the model reads."""
-        return self.encoder._engine.too_long(query, text, self.max_length)
+    def too_long(self, query: str) -> Callable[[list[str]], list[bool]]:
+        """What says which texts are with ``query`` longer than the model reads."""
+        return self.encoder._engine.too_long(query, self.max_length)
 
     async def score(
         self, query: str, texts: list[str], raw: bool, watch: Any = None
@@ -340,7 +369,7 @@ class Pool(Generic[_M]):
         for one in models:
             for name in (one.name, *one.aliases):
                 if name in self.models:
-                    raise ValueError(f"two models are named {name!r}; name one with --model NAME=FOLDER")
+                    raise ValueError(f"two models are named {name!r}; name one with {option} NAME=MODEL")
                 self.models[name] = one
         self._memory = memory
         self._kind = kind

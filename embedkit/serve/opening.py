@@ -103,11 +103,21 @@ def open_state(options: Options) -> State:
         "--rerank",
         settings.limits.timeout,
     )
+    for shared in embedders.models:
+        if shared in rerankers.models:  # they share the labels of /metrics, and /v1/models/NAME
+            raise ValueError(
+                f"a model and a reranker are named {shared!r}; name the reranker with --rerank NAME=MODEL"
+            )
     embedders.load_what_fits()
     rerankers.load_what_fits()
     if index is None:
         return State(settings, embedders, rerankers, None, metrics)
     search, own = _search(index, embedders, memory, options, metrics)
+    for pool, option in ((embedders, "--model"), (rerankers, "--rerank")):
+        if own is not None and own.name in pool.models:
+            raise ValueError(
+                f"{own.name!r} is the index's own model in /metrics; name the other one with {option} NAME=MODEL"
+            )
     return State(settings, embedders, rerankers, search, metrics, own=own)
 
 
@@ -182,7 +192,7 @@ def _search(
             and info["query_prompt"] in (None, loaded.encoder.prompts.get("query"))
             and info["document_prompt"] == loaded.encoder.prompts.get("document", "")
             and info["max_length"] == own_max_length(loaded.encoder)
-            and info["on_overflow"] == own_overflow(loaded.encoder)
+            and info["on_overflow"] == own_overflow(loaded.documents)
         ):
             served.users += 1  # it stays loaded
             break

@@ -45,10 +45,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head = 0
         self._dropped = False
         self._offered = False  # the request's head offers another protocol
+        self._beyond = False  # made when there were too many, as there still are
         self._cycles: list[RequestResponseCycle] = []  # requests that are not answered
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self._beyond = self._crowded()
         self._arm(self._limits.header_timeout)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -101,8 +103,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._silent = 0
         self._arm(self._limits.body_timeout)
-        at_once = max(len(self.connections), len(self.tasks))  # a task may outlive its connection
-        self.scope["state"]["crowded"] = at_once > self._limits.connections  # which the application refuses
+        self._beyond = self._beyond and self._crowded()
+        self.scope["state"]["crowded"] = self._beyond  # which the application refuses
         self._offered = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
         if self._offered:  # read again, without the offer
             return
@@ -171,6 +173,10 @@ class GuardedProtocol(HttpToolsProtocol):
             if not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
+
+    def _crowded(self) -> bool:
+        """Whether there are too many connections, those included that have gone and left a task."""
+        return max(len(self.connections), len(self.tasks)) > self._limits.connections
 
     @property
     def _answering(self) -> bool:

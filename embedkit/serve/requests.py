@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 
+from ..inputs import windows
+from .batching import WATCH_SECONDS, too_late
 from .bodies import parse
 from .errors import ApiError, gone
-from .models import EmbeddingModel, Form, RerankModel
+from .models import TEXTS_AT_ONCE, EmbeddingModel, Form, RerankModel
 from .settings import Limits, Settings
 from .state import State
 
-__all__ = ["check_count", "check_lengths", "check_pair_lengths", "hang_up_of", "prompt_of", "read", "task_of"]
+__all__ = [
+    "check_count",
+    "check_lengths",
+    "check_pair_lengths",
+    "hang_up_of",
+    "in_time",
+    "prompt_of",
+    "read",
+    "task_of",
+]
 
 _B = TypeVar("_B", bound=BaseModel)
+_T = TypeVar("_T")
 
 # What clients call the two sides of a retrieval; a model may have prompts of these very names.
 _INPUT_TYPES = {
@@ -30,7 +43,7 @@ _INPUT_TYPES = {
 }
 _PARSED_HERE = 1 << 18  # bytes: about 2 ms; larger bodies are parsed on another thread
 _MOST_NUMBERS = 1 << 21  # of a body: parsing holds the interpreter, about 0.2 s for so many
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_STRING = re.compile(rb'"[^"]*"?')  # in a body without escapes; one that does not end has all that follows
 _DISCARDED = 256 << 20  # bytes of a refused body that are read, so that the client hears why
 
 
@@ -57,13 +70,17 @@ def _parse_large(kind: type[_B], body: bytes, limits: Limits) -> _B:
     """
     # a text of Cohere's documents has a list of its own, and fields
     lists, strings = 2 * limits.texts + 1000, 8 * limits.texts + 1000
-    quotes = body.count(b'"')
-    many = quotes - body.count(b'\\"') > 2 * strings  # whatever the texts hold
-    if not many and (
-        quotes > 2 * strings or _brackets(body) > lists or body.count(b",") > _MOST_NUMBERS + strings
+    many = False
+    if (
+        body.count(b'"') > 2 * strings
+        or _brackets(body) > lists
+        or body.count(b",") > _MOST_NUMBERS + strings
     ):
-        rest, found = _STRING.subn(b"", body)
-        many = found > strings or _brackets(rest) > lists or rest.count(b",") - found - lists > _MOST_NUMBERS
+        plain = body.replace(rb"\\", b"").replace(rb"\"", b"")  # whatever the texts hold
+        many = plain.count(b'"') > 2 * strings
+        if not many:
+            rest, found = _STRING.subn(b"", plain)
+            many = _brackets(rest) > lists or rest.count(b",") - found - lists > _MOST_NUMBERS
     if many:
         raise ApiError(
             413,
@@ -84,13 +101,14 @@ async def _body(request: Request, limit: int) -> bytes:
     too_large = size > limit
     chunks: list[bytes] = []
     received = 0
-    if size <= _DISCARDED:
+    most = max(limit, _DISCARDED)
+    if size <= most:
         async for chunk in request.stream():
             received += len(chunk)
             if received > limit:
                 too_large = True
                 chunks.clear()
-            if received > _DISCARDED:
+            if received > most:
                 break
             if not too_large:
                 chunks.append(chunk)
@@ -112,6 +130,31 @@ def hang_up_of(request: Request) -> Callable[[], Awaitable[None]]:
             pass
 
     return wait
+
+
+async def in_time(request: Request, work: Coroutine[Any, Any, _T], begin: float) -> _T:
+    """What ``work`` returns; it is cancelled when its client has gone, or the time of a request from ``begin`` is over.
+
+    Raises:
+        ApiError: 499, 504.
+    """
+    seconds = State.of(request).settings.limits.timeout
+    left = begin + seconds - time.monotonic()
+    answer = asyncio.ensure_future(work)
+    closed: asyncio.Future[None] | None = None
+    try:
+        await asyncio.wait({answer}, timeout=min(left, WATCH_SECONDS))
+        if not answer.done():
+            closed = asyncio.ensure_future(hang_up_of(request)())
+            either: set[asyncio.Future[Any]] = {answer, closed}
+            await asyncio.wait(either, timeout=left - WATCH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        answer.cancel()  # no effect on one that is done
+        if closed is not None:
+            closed.cancel()
+    if answer.done():
+        return answer.result()
+    raise gone() if closed is not None and closed.done() else too_late(seconds)
 
 
 def check_count(count: int, limits: Limits, param: str) -> None:
@@ -158,9 +201,13 @@ async def check_pair_lengths(
     """
     if _truncates(truncate, settings):
         return
-    for index, text in enumerate(texts):
-        if await asyncio.to_thread(model.too_long, query, text):
-            raise _too_long(f"{param}[{index}]", "and the query are", model.max_length)
+    too_long = await asyncio.to_thread(model.too_long, query)
+    begin = 0
+    for part in windows(texts, TEXTS_AT_ONCE):
+        found = await asyncio.to_thread(too_long, part)
+        if any(found):
+            raise _too_long(f"{param}[{begin + found.index(True)}]", "and the query are", model.max_length)
+        begin += len(part)
 
 
 def _truncates(truncate: bool | None, settings: Settings) -> bool:

@@ -8,15 +8,17 @@ import time
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from starlette.requests import Request
 from starlette.responses import Response
 
 from .. import __version__
 from .bodies import EmbeddingsRequest, EmbedRequest, RerankRequest
 from .errors import ApiError
-from .models import EmbeddingModel
+from .models import EmbeddingModel, RerankModel
 from .rendering import dumps, float_rows, join_rows, rows_as_base64
-from .requests import check_count, check_lengths, check_pair_lengths, hang_up_of, prompt_of, read, task_of
+from .requests import check_count, check_lengths, check_pair_lengths, in_time, prompt_of, read, task_of
+from .settings import Settings
 from .state import State
 
 __all__ = ["embed", "embeddings", "health", "info", "live", "metrics", "models", "rerank"]
@@ -27,19 +29,23 @@ _JSON = "application/json"
 async def embeddings(request: Request) -> Response:
     """Vectors of texts, as OpenAI's API gives them."""
     state = State.of(request)
-    settings = state.settings
-    body = await read(request, EmbeddingsRequest, settings.limits)
+    body = await read(request, EmbeddingsRequest, state.settings.limits)
+    begin = time.monotonic()
     async with state.embedders.use(body.model) as (name, model):
-        if isinstance(body.input, list) and not (body.input and isinstance(body.input[0], int)):
-            check_count(len(body.input), settings.limits, "input")
-        texts = await _texts_of(model, body.input)
-        prompt = prompt_of(model, body.prompt_name, body.input_type)
-        form = model.form(prompt, body.dimensions, body.normalize, task_of(body.input_type))
-        tokens = await model.count(texts, form)
-        await check_lengths(
-            model, texts, form, tokens, param="input", truncate=body.truncate, settings=settings
-        )
-        vectors = await model.embed(texts, form, tokens, hang_up_of(request))
+        return await in_time(request, _embeddings(body, name, model, state.settings), begin)
+
+
+async def _embeddings(
+    body: EmbeddingsRequest, name: str, model: EmbeddingModel, settings: Settings
+) -> Response:
+    if isinstance(body.input, list) and not (body.input and isinstance(body.input[0], int)):
+        check_count(len(body.input), settings.limits, "input")
+    texts = await _texts_of(model, body.input)
+    prompt = prompt_of(model, body.prompt_name, body.input_type)
+    form = model.form(prompt, body.dimensions, body.normalize, task_of(body.input_type))
+    tokens = await model.count(texts, form)
+    await check_lengths(model, texts, form, tokens, param="input", truncate=body.truncate, settings=settings)
+    vectors = await model.embed(texts, form, tokens)
     written = rows_as_base64 if body.encoding_format == "base64" else float_rows
     data = await join_rows(vectors, written, _embedding_item)
     total = sum(tokens)
@@ -65,17 +71,19 @@ async def _texts_of(model: EmbeddingModel, given: Any) -> list[str]:
 async def embed(request: Request) -> Response:
     """Vectors of texts, as Text Embeddings Inference gives them."""
     state = State.of(request)
-    settings = state.settings
-    body = await read(request, EmbedRequest, settings.limits)
+    body = await read(request, EmbedRequest, state.settings.limits)
+    begin = time.monotonic()
     texts = [body.inputs] if isinstance(body.inputs, str) else list(body.inputs)
-    check_count(len(texts), settings.limits, "inputs")
+    check_count(len(texts), state.settings.limits, "inputs")
     async with state.embedders.use(body.model) as (_, model):
-        form = model.form(body.prompt_name, body.dimensions, body.normalize is not False)
-        tokens = await model.count(texts, form)
-        await check_lengths(
-            model, texts, form, tokens, param="inputs", truncate=body.truncate, settings=settings
-        )
-        vectors = await model.embed(texts, form, tokens, hang_up_of(request))
+        return await in_time(request, _embed(body, texts, model, state.settings), begin)
+
+
+async def _embed(body: EmbedRequest, texts: list[str], model: EmbeddingModel, settings: Settings) -> Response:
+    form = model.form(body.prompt_name, body.dimensions, body.normalize is not False)
+    tokens = await model.count(texts, form)
+    await check_lengths(model, texts, form, tokens, param="inputs", truncate=body.truncate, settings=settings)
+    vectors = await model.embed(texts, form, tokens)
     return Response(b"[%b]" % await join_rows(vectors, float_rows), media_type=_JSON)
 
 
@@ -84,16 +92,14 @@ async def rerank(request: Request) -> Response:
     state = State.of(request)
     settings = state.settings
     body = await read(request, RerankRequest, settings.limits)
+    begin = time.monotonic()
     if (body.documents is None) == (body.texts is None):
         raise ApiError(400, "give documents (Cohere) or texts (TEI), one of them", param="documents")
     param = "texts" if body.documents is None else "documents"
     texts: list[str] = body.texts if body.documents is None else body.documents
     check_count(len(texts), settings.limits, param)
     async with state.rerankers.use(body.model) as (name, model):
-        await check_pair_lengths(
-            model, body.query, texts, param=param, truncate=body.truncate, settings=settings
-        )
-        scores = await model.score(body.query, texts, bool(body.raw_scores), hang_up_of(request))
+        scores = await in_time(request, _scores(body, texts, param, model, settings), begin)
     order = np.argsort(-scores, kind="stable")[: body.top_n].tolist()
     results: list[dict[str, Any]] = []
     if param == "texts":
@@ -115,6 +121,13 @@ async def rerank(request: Request) -> Response:
         "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
     }
     return Response(dumps(answer), media_type=_JSON)
+
+
+async def _scores(
+    body: RerankRequest, texts: list[str], param: str, model: RerankModel, settings: Settings
+) -> npt.NDArray[np.float32]:
+    await check_pair_lengths(model, body.query, texts, param=param, truncate=body.truncate, settings=settings)
+    return await model.score(body.query, texts, bool(body.raw_scores))
 
 
 async def models(request: Request) -> Response:

@@ -23,7 +23,7 @@ from ..index.storage.filters import equal
 from ..index.storage.where import compile_where
 from ..index.words.analyzer import Analyzer, analyzer
 from ..index.words.languages import AUTO, NONE
-from .bodies import SearchRequest
+from .bodies import LONGEST_CONDITION, SearchRequest
 from .errors import ApiError, busy, gone
 from .models import EmbeddingModel, Form
 from .rendering import dumps
@@ -38,6 +38,7 @@ logger = logging.getLogger("embedkit.serve")
 _T = TypeVar("_T")
 
 _THREADS = 4
+_CONDITION_THREADS = 2  # more would wait for each other: a segment looks up one condition at a time
 _WAITING = 256  # searches at once, running ones included
 _REFRESH_SECONDS = 10.0
 _BLOCK = 512  # queries of a request between two looks at whether somebody waits for them
@@ -66,7 +67,7 @@ class BatchedEncoder:
 
     def describe(self) -> dict[str, Any]:
         """Of the model."""
-        return self._model.encoder.describe()
+        return self._model.documents.describe()
 
     def encode_document(self, sentences: list[str], *, normalize_embeddings: bool) -> Any:
         """As `Encoder.encode_document`."""
@@ -77,8 +78,10 @@ class BatchedEncoder:
         return self._encode("query", sentences, normalize_embeddings)
 
     def _encode(self, prompt: str, sentences: list[str], normalize: bool) -> Any:
-        form = Form(self.prompts.get(prompt, ""), None, normalize, self._model.route(prompt))
-        return self._model.embed_here(sentences, form)
+        model = self._model
+        windows = model.windows and prompt == "document"
+        form = Form(self.prompts.get(prompt, ""), None, normalize, model.route(prompt), windows)
+        return model.embed_here(sentences, form)
 
 
 class SearchService:
@@ -88,6 +91,8 @@ class SearchService:
         """Search ``index`` on threads of its own."""
         self.index = index
         self._pool = ThreadPoolExecutor(_THREADS, "embedkit-search")
+        # Conditions may take long, and must not keep all threads from searches without one.
+        self._conditions = ThreadPoolExecutor(_CONDITION_THREADS, "embedkit-condition")
         self.running = 0  # searches, waiting ones included
         self._refreshed = time.monotonic()
 
@@ -112,7 +117,8 @@ class SearchService:
         """
         if self.running >= _WAITING:
             raise busy("too many searches are waiting; try again later", 1)
-        return await self._run(lambda left: self._search(body, k, left), hang_up)
+        pool = self._conditions if body.where is not None or body.filter else self._pool
+        return await self._run(pool, lambda left: self._search(body, k, left), hang_up)
 
     async def written(
         self,
@@ -127,13 +133,20 @@ class SearchService:
             ApiError: 499, ``hang_up`` has returned.
         """
         words = _analyzer(self.index.generation.manifest.language) if body.words else None
-        return await self._run(lambda left: dumps(_rows(queries, found, body.explain, words, left)), hang_up)
+        return await self._run(
+            self._pool, lambda left: dumps(_rows(queries, found, body.explain, words, left)), hang_up
+        )
 
-    async def _run(self, work: Callable[[threading.Event], _T], hang_up: Callable[[], Awaitable[None]]) -> _T:
+    async def _run(
+        self,
+        pool: ThreadPoolExecutor,
+        work: Callable[[threading.Event], _T],
+        hang_up: Callable[[], Awaitable[None]],
+    ) -> _T:
         """What ``work`` returns; it is not begun when nobody waits for it any more, and told so by its event."""
         left = threading.Event()
         self.running += 1
-        waiting = self._pool.submit(work, left)
+        waiting = pool.submit(work, left)
         done: asyncio.Future[_T] = asyncio.wrap_future(waiting)
         done.add_done_callback(self._ended)
         closed: asyncio.Future[None] = asyncio.ensure_future(hang_up())
@@ -208,9 +221,12 @@ class SearchService:
 
     def close(self) -> None:
         """Close the index, which ends what still looks for documents, and wait for the threads."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        pools = (self._pool, self._conditions)
+        for pool in pools:
+            pool.shutdown(wait=False, cancel_futures=True)
         self.index.close()
-        self._pool.shutdown()
+        for pool in pools:
+            pool.shutdown()
 
 
 async def search(request: Request) -> Response:
@@ -319,10 +335,10 @@ def _condition(body: SearchRequest) -> str | None:
 
     Raises:
         ApiError: 400, ``where`` is invalid: checked alone, as its parentheses must not end those around it; or a
-            value of ``filter`` cannot be compared exactly.
+            value of ``filter`` cannot be compared exactly, or all of it is too long.
     """
     parts = []
-    if body.where is not None and body.where.strip():
+    if body.where is not None:
         try:
             compile_where(body.where)
         except ValueError as error:
@@ -331,7 +347,13 @@ def _condition(body: SearchRequest) -> str | None:
             return body.where
         parts.append(f"({body.where})")
     try:
-        parts += [equal(field, value) for field, value in (body.filter or {}).items()]
+        wanted = " and ".join(equal(field, value) for field, value in (body.filter or {}).items())
     except ValueError as error:
         raise ApiError(400, str(error), param="filter") from None
-    return " and ".join(parts) or None
+    if len(wanted) > LONGEST_CONDITION:
+        raise ApiError(
+            400,
+            f"filter makes a condition of {len(wanted):,} characters, at most {LONGEST_CONDITION:,} are taken",
+            param="filter",
+        )
+    return " and ".join(filter(None, (*parts, wanted))) or None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import ipaddress
 import logging
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -16,14 +17,13 @@ from types import FrameType
 from typing import Any, cast
 
 import uvicorn
+from uvicorn.logging import DefaultFormatter
 
 from .app import create_app
 from .protocol import GuardedProtocol
 from .state import State
 
-__all__ = ["LOOPBACK", "bind", "run"]
-
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+__all__ = ["bind", "is_local", "run"]
 
 _OTHER_FILES = 256  # that are open beside the connections, such as an index's
 _SWITCH_SECONDS = 0.0005  # a worker thread waits this long for the interpreter, rather than 5 ms
@@ -73,6 +73,13 @@ def bind(host: str, port: int) -> list[socket.socket]:
             one.close()
         raise
     return bound
+
+
+def is_local(bound: Iterable[socket.socket]) -> bool:
+    """Whether only this machine reaches the sockets."""
+    addresses = [ipaddress.ip_address(one.getsockname()[0]) for one in bound]
+    # before Python 3.13 ::ffff:127.0.0.1 is no loopback address
+    return all((getattr(one, "ipv4_mapped", None) or one).is_loopback for one in addresses)
 
 
 def _bound(family: int, address: tuple[Any, ...], port: int, several: bool) -> socket.socket:
@@ -126,6 +133,24 @@ def run(
 
     ``ready`` is called once connections are accepted and signals are handled.
     """
+    logger, handler = logging.getLogger("embedkit"), logging.StreamHandler()
+    before, level = sys.getswitchinterval(), logger.level
+    handler.setFormatter(DefaultFormatter("%(levelprefix)s %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(log_level.upper())
+    try:
+        _run(state, bound, ready, drain, log_level)
+    finally:
+        sys.setswitchinterval(before)
+        state.close()
+        logging.getLogger("embedkit.serve").info("stopped")
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+def _run(
+    state: State, bound: list[socket.socket], ready: Callable[[], None], drain: float, log_level: str
+) -> None:
     limits = replace(state.settings.limits, connections=_open_more_files(state.settings.limits.connections))
     state.settings = replace(state.settings, limits=limits)
     config = uvicorn.Config(
@@ -143,14 +168,8 @@ def run(
         timeout_graceful_shutdown=drain,  # type: ignore[arg-type]  # and this to asyncio.wait_for
         backlog=1024,
     )
-    before = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_SECONDS)
     gc.collect()
     gc.freeze()  # models and code are not looked at again
-    try:
-        with suppress(KeyboardInterrupt):
-            _Server(config, state, ready).run(bound)
-    finally:
-        sys.setswitchinterval(before)
-        state.close()
-        logging.getLogger("embedkit.serve").info("stopped")
+    with suppress(KeyboardInterrupt):
+        _Server(config, state, ready).run(bound)

@@ -10,8 +10,8 @@ __all__ = ["FUNCTIONS", "OF_TIME", "OWN", "WORDS", "Field", "Token", "field_of",
 
 _TOKEN = re.compile(
     r"(?P<space>\s+)"
-    r"|(?P<string>'(?:[^']|'')*')"
-    r'|(?P<quoted>"(?:[^"]|"")+")'
+    r"|(?P<string>'[^']*(?:''[^']*)*')"  # not (?:[^']|'')*, which keeps a record of each character
+    r'|(?P<quoted>"(?:[^"]|"")[^"]*(?:""[^"]*)*")'
     r"|(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![\w.]))"
     r"|(?P<name>[^\W\d]\w*(?:\.\w+)*)"
     r"|(?P<compare><=|>=|<>|!=|==|<|>|=)"

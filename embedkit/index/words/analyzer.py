@@ -32,7 +32,7 @@ _MOST_WORDS = 512  # of a query, of which `Generation.asked` takes the rarest
 _CACHED_STEMS = 65_536
 _LONGEST = 8192  # letters of a word that are kept: FTS5 cuts it at 32,768 bytes, even within a letter
 _MOST_MARKS = 1000  # of a letter in a script without spaces, so that pairs of them are shorter than that
-_SEARCHED = 20_000  # characters of a text in which the words of a query are looked for
+_SEARCHED = 20_000  # characters of a query that its words are of, and of a text in which they are looked for
 _CUT_AT_ONCE = 512  # of its words
 
 # Without spaces between words; combining marks belong to the letter before them.
@@ -250,7 +250,7 @@ class Analyzer:
         return " ".join(words if self._stem is None else map(self._stem, words))
 
     def words(self, query: str) -> list[str]:
-        """The distinct words of ``query``, before FTS5 cuts and stems them.
+        """The distinct words of the beginning of ``query``, before FTS5 cuts and stems them.
 
         Stop words are left out unless there is nothing else. Of a letter without spaces that stands alone every word
         is meant that begins with it; it ends in "*".
@@ -260,6 +260,7 @@ class Analyzer:
     def _words(self, query: str) -> list[tuple[str, str]]:
         """`words`, each with what it was in ``query`` before Snowball stemmed it."""
         wanted: dict[str, str] = {}
+        query = query[:_SEARCHED]
         if self._turkish:
             query = query.translate(_TURKISH_CAPITALS)
         text = query
@@ -284,11 +285,11 @@ class Analyzer:
         of letters are all in the query.
         """
         run, between = _written()
-        words = self.words(query[:_SEARCHED])
+        words = self.words(query)
         unspaced = frozenset(one for one in words if _ANY_UNSPACED.match(one))
         alone = tuple(one.removesuffix("*") for one in unspaced if one.endswith("*"))
         letters = {one[0] for one in unspaced}
-        terms = frozenset(self.terms(query[:_SEARCHED])) - unspaced
+        terms = frozenset(self.terms(query)) - unspaced
 
         def found(text: str) -> list[str]:
             text = text[:_SEARCHED]

@@ -283,10 +283,8 @@ def test_truncation_is_counted_and_ranks_work(tmp_path: Path) -> None:
     model = CrossEncoder(_decoder(tmp_path / "model", "qwen3", "CausalLM", TEMPLATE), max_length=200)
     with pytest.warns(UserWarning, match="1 of the first 2 pairs is longer than max_length=200"):
         model.predict([PAIRS[0], ("the weather " * 100, "b")])
-    assert [model._engine.too_long(a, "b", 200) for a in ("the weather", "the weather " * 100)] == [
-        False,
-        True,
-    ]
+    for query, long in (("the weather", False), ("the weather " * 100, True)):
+        assert model._engine.too_long(query, 200)(["b"]) == [long]
     ranked = model.rank("the weather", ["people", "stay", "out"], top_k=2, return_documents=True)
     assert [sorted(hit) for hit in ranked] == [["corpus_id", "score", "text"]] * 2
     with pytest.raises(ValueError, match=r"pairs\[1\]\[0\]"):

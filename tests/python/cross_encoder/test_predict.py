@@ -202,7 +202,7 @@ def test_truncated_pairs_are_counted(make_cross_encoder: Make) -> None:
         model.predict(PAIRS)
     about = model.describe()
     assert (about["pairs"], about["truncated"], about["precision"]) == (len(PAIRS), 7, "fp32")
-    assert sum(model._engine.too_long(*pair, 40) for pair in PAIRS) == 7
+    assert sum(sum(model._engine.too_long(first, 40)([second])) for first, second in PAIRS) == 7
     model.max_seq_length = 66
     assert model.describe()["max_length"] == 66
     with pytest.raises(ValueError, match="max_length must be from 4"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from fake_encoder import FakeEncoder
 
 from embedkit.index import Document, Index
 from embedkit.index.storage.where import compile_where
+from embedkit.index.storage.where_tokens import tokens_of
 
 NUMBERS: list[dict[str, Any]] = [
     {"minutes": 9, "cost": 3},
@@ -167,6 +169,35 @@ def test_names_in_scripts_with_combining_marks(tmp_path: Path) -> None:
         for where in ("शीर्षक = 'ä'", "größe.gro\u0308ße > 6", "'ที่' in ชื่อ", "शीर्षक not in ('a\u0308')"):
             assert found(index, where) == {"a"}, where
         assert found(index, "शीर्षक = 'a\u0308'") == set()
+
+
+def test_a_long_string_takes_no_memory_for_each_character() -> None:
+    letters = 500_000
+    for where in (f"a = '{'x' * letters}'", f'"{"x" * letters}" = 1'):
+        tracemalloc.start()
+        tokens = tokens_of(where)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert len(tokens) == 4
+        assert peak < 8 * letters
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("'it''s' ''", ["'it''s'", "''"]),
+        ("'a' 'b'''", ["'a'", "'b'''"]),
+        ('"a""b" """"', ['"a""b"', '""""']),
+    ],
+)
+def test_quotes_within_quotes(where: str, words: list[str]) -> None:
+    assert [token.text for token in tokens_of(where)[:-1]] == words
+
+
+@pytest.mark.parametrize("where", ["'", "'a''", '""', '"""', '"a'])
+def test_quotes_that_do_not_end(where: str) -> None:
+    with pytest.raises(ValueError, match="invalid condition"):
+        tokens_of(where)
 
 
 def test_long_conditions_are_compiled(index: Index) -> None:

@@ -162,6 +162,12 @@ def test_words_of_any_length_are_stored_and_found(tmp_path: Path, language: str)
         assert rows_found(index, "🙂" * 20_000) == []
 
 
+def test_the_words_of_a_query_are_those_of_its_beginning() -> None:
+    none = Analyzer("none")
+    assert none.words("a " * 9_999 + "bc cd") == ["a", "bc"]
+    assert none.words("苹" * 20_000 + "果") == ["苹苹"]
+
+
 def test_titles_and_headings_count_more(tmp_path: Path) -> None:
     body = "words about other things, and more of them"
     documents = [

@@ -10,6 +10,10 @@ from contextlib import suppress
 
 import pytest
 from running_server import RunningServer, eventually
+from test_access import state_of
+from test_paths import ask
+
+from embedkit.serve.settings import Limits
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +51,8 @@ def request(body: bytes, *headers: str) -> bytes:
         (b'{"input": ' + b"[" * 1_000_000, 413),
         (b'{"input": [[%b1]]}' % (b"1," * 3_000_000), 413),
         (b'{"input": ["a"], "user": "%b"}' % (rb"[\"{, \\" * 100_000), 200),
+        (rb'\\"' * 300_000, 413),
+        (b'{"input": "%b%b' % (rb"\"" * 140_000, b"[" * 40_000), 400),  # a string that does not end
     ],
 )
 def test_a_body_of_more_parts_than_texts_is_not_parsed(
@@ -56,6 +62,15 @@ def test_a_body_of_more_parts_than_texts_is_not_parsed(
     assert answer.status_code == status
     if status == 413:
         assert answer.json()["error"]["code"] == "too_many"
+
+
+@pytest.mark.parametrize(("limit", "status"), [(100, 413), (1000, 404)])
+def test_a_body_is_read_up_to_the_limit_however_large_that_is(
+    monkeypatch: pytest.MonkeyPatch, limit: int, status: int
+) -> None:
+    monkeypatch.setattr("embedkit.serve.requests._DISCARDED", 400)
+    answer = ask(state_of(Limits(body=limit)), "POST", "/embed", content=b'{"inputs": "a"}' + b" " * 500)
+    assert answer.status_code == status
 
 
 def test_probes_of_http_1_0_name_no_host(guarded: RunningServer) -> None:

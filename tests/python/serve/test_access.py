@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -23,6 +25,7 @@ from embedkit.serve import server
 from embedkit.serve.app import create_app
 from embedkit.serve.metrics import Metrics
 from embedkit.serve.models import Memory, Pool
+from embedkit.serve.opening import Options
 from embedkit.serve.protocol import GuardedProtocol
 from embedkit.serve.settings import Limits, Settings, host_name, web_origin
 from embedkit.serve.state import State
@@ -163,7 +166,11 @@ def test_beyond_the_connections_health_is_told_and_the_rest_refused() -> None:
                 assert b"retry-after: 1\r\n" in refused
                 assert b"connection: close\r\n" in refused
                 assert told in refused
-            for one in (idle, writer):
+            _, beyond = await connect()
+            await reader.readuntil(b"]}")
+            writer.write(request("/v1/models"))  # the connection is as old as it was, however many came after
+            assert b" 200 OK" in await reader.readline()
+            for one in (idle, writer, beyond):
                 one.close()
 
     asyncio.run(check())
@@ -213,6 +220,66 @@ def test_fractions_of_seconds_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         gc.unfreeze()
     assert (seen[0].timeout_keep_alive, seen[0].timeout_graceful_shutdown) == (0.5, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("host", "names"),
+    [
+        ("127.0.0.1", {"127.0.0.1"}),
+        ("127.0.1.1", {"127.0.1.1"}),
+        ("LOCALHOST", {"localhost"}),
+        ("0.0.0.0", set()),
+    ],
+)
+def test_on_loopback_the_host_must_be_named_however_it_was_given(
+    host: str, names: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("EMBEDKIT_API_KEY", raising=False)
+    seen: list[Options] = []
+
+    def stop(options: Options) -> State:
+        seen.append(options)
+        raise ValueError("enough")
+
+    monkeypatch.setattr("embedkit.serve.opening.open_state", stop)
+    assert main(["--host", host, "--port", "0"]) == 2
+    hosts = set(seen[0].settings.hosts)
+    assert hosts == (names | {"localhost", "127.0.0.1", "[::1]"} if names else set())
+
+
+@pytest.mark.parametrize(
+    ("addresses", "local"),
+    [
+        (["127.0.0.1", "::1"], True),
+        (["::ffff:127.0.0.1"], True),
+        (["127.0.0.1", "192.0.2.1"], False),
+        (["::"], False),
+    ],
+    ids=str,
+)
+def test_a_server_is_local_if_all_its_addresses_are(addresses: list[str], local: bool) -> None:
+    bound: list[Any] = [SimpleNamespace(getsockname=lambda one=one: (one, 80)) for one in addresses]
+    assert server.is_local(bound) is local
+
+
+@pytest.mark.parametrize(
+    ("level", "told"),
+    [
+        ("error", []),
+        ("warning", ["WARNING:  few files"]),
+        ("info", ["WARNING:  few files", "INFO:     stopped"]),
+    ],
+)
+def test_the_log_level_is_that_of_embedkit_too(
+    level: str, told: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logger = logging.getLogger("embedkit.serve")
+    monkeypatch.setattr(server._Server, "run", lambda *_: logger.warning("few files"))
+    try:
+        server.run(state_of(), [], log_level=level)
+    finally:
+        gc.unfreeze()
+    assert capsys.readouterr().err.splitlines() == told
 
 
 def test_it_listens_on_every_address_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from running_server import RunningServer  # noqa: F401  (skips where the server's packages are missing)
 from test_search_service import forever
@@ -49,6 +50,46 @@ def test_a_served_model_of_other_weights_is_not_the_indexs(
     state = open_state(Options(models=(f"tiny={make_model()}",), index=str(tmp_path / "index"), threads=1))
     assert [name for name, _, _ in state.queues()] == ["tiny", "index"]
     state.close()
+
+
+@pytest.mark.filterwarnings("ignore:the first of the texts")
+def test_a_model_that_reads_documents_in_windows_cuts_the_texts_of_requests(tmp_path: Path) -> None:
+    texts = ["one two three " * 400 + "cats and dogs " * 400, "one two three", "cats and dogs"]
+    encoder = Encoder(threads=1, on_overflow="window")
+    Index.build(tmp_path / "index", texts, encoder).close()
+    state = open_state(Options(index=str(tmp_path / "index"), threads=1))
+    assert [name for name, _, _ in state.queues()] == ["embedkit-256-int8"]  # loaded once
+    (served,) = state.embedders.distinct
+    model = served.loaded
+    assert model is not None
+
+    async def embedded() -> tuple[list[int], Any]:
+        form = model.form(None, None, None)
+        tokens = await model.count(texts[:1], form)
+        return tokens, await model.embed(texts[:1], form, tokens)
+
+    tokens, rows = asyncio.run(embedded())
+    assert tokens == [512]
+    cut, whole = Encoder(threads=1), encoder.encode_document(texts)
+    np.testing.assert_array_equal(rows, cut.encode(texts[:1]))
+    scores = (whole @ cut.encode_query(texts[0])).tolist()
+    found = searched(state, texts[0])
+    assert dict(found) == pytest.approx(dict(zip("012", scores, strict=True)), abs=1e-3)  # stored in 16 bits
+    assert state.search is not None
+    ((like, *_),) = asyncio.run(state.search.search(SearchRequest(like="0"), 1, forever))
+    assert like.score == pytest.approx(max(whole[0] @ whole[1], whole[0] @ whole[2]), abs=1e-3)
+    assert dict(state.truncated()) == {"embedkit-256-int8": 2}
+    state.close()
+    with pytest.raises(ValueError, match="closed"):
+        model.documents.encode("a")
+
+
+def test_no_model_has_the_name_of_the_indexs_own(tmp_path: Path) -> None:
+    Index.build(tmp_path / "index", ["one"], Encoder(threads=1)).close()
+    Encoder(truncate_dim=24).save(tmp_path / "small")
+    options = Options(models=(f"index={tmp_path / 'small'}",), index=str(tmp_path / "index"), threads=1)
+    with pytest.raises(ValueError, match=r"'index' is the index's own model .* with --model NAME=MODEL"):
+        open_state(options)
 
 
 def test_the_model_of_an_index_is_not_closed_for_another(tmp_path: Path) -> None:

@@ -116,6 +116,19 @@ def test_wrong_options_end_it_before_it_listens(tmp_path: Path, capsys: pytest.C
     for arguments, message in (
         (["--model", str(tmp_path / "nothing")], "nothing"),
         (["--model", str(tmp_path / "x/m"), "--model", str(tmp_path / "y/m")], "two models are named 'm'"),
+        (
+            ["--rerank", str(tmp_path / "x/m"), "--rerank", str(tmp_path / "y/m")],
+            "two models are named 'm'; name one with --rerank NAME=MODEL",
+        ),
+        (
+            ["--model", str(tmp_path / "x/m"), "--rerank", str(tmp_path / "y/m")],
+            "a model and a reranker are named 'm'; name the reranker with --rerank NAME=MODEL",
+        ),
+        (["--model", ""], "argument --model: it is empty; give a value, or leave the option out"),
+        (["--rerank", ""], "argument --rerank: it is empty"),
+        (["--index", ""], "argument --index: it is empty"),
+        (["--host", ""], "argument --host: it is empty"),
+        (["--allow-host", ""], "argument --allow-host: it is empty"),
         (["--max-memory", "1MB"], "--max-memory allows 1,000,000"),
         (["--api-key-file", str(tmp_path / "empty")], "no API key"),
         (["--api-key-file", str(tmp_path / "none")], "none: No such file"),

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import random
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,15 @@ from running_server import RunningServer  # noqa: F401  (skips where the server'
 from tiny_cross_encoders import write_cross_encoder
 
 from embedkit import Encoder
+from embedkit.model_folder.tokenizer import Tokenizer
+from embedkit.serve.app import create_app
 from embedkit.serve.errors import ApiError
 from embedkit.serve.metrics import Metrics, ModelMetrics
 from embedkit.serve.models import EmbeddingModel, Memory, Pool, Served
 from embedkit.serve.opening import Options, _reranker
-from embedkit.serve.settings import Limits
+from embedkit.serve.requests import check_pair_lengths
+from embedkit.serve.settings import Limits, Settings
+from embedkit.serve.state import State
 from embedkit.serve.token_ids import TokenDecoder
 
 
@@ -212,6 +218,70 @@ def test_the_default_prompt_precedes_texts_without_another(tmp_path: Path) -> No
     model = EmbeddingModel(Encoder(tmp_path / "model", threads=1), Limits(), ModelMetrics(Metrics(), "m"))
     found = model.embed_here(["a text"], model.form(None, None, None))
     np.testing.assert_array_equal(found, model.encoder.encode(["question: a text"], prompt=""))
+    model.close()
+
+
+def test_counting_ends_with_the_time_of_a_request_and_when_its_client_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = EmbeddingModel(Encoder(threads=1), Limits(), ModelMetrics(Metrics(), "m"))
+    counted: list[int] = []
+
+    def slow(texts: list[str]) -> list[int]:
+        counted.append(len(texts))
+        time.sleep(0.1)
+        return [1] * len(texts)
+
+    monkeypatch.setattr(model, "_count", slow)
+    nothing: Pool[Any] = Pool([], Memory(None))
+    served: Pool[Any] = Pool([Served("m", lambda: model, model)], Memory(None))
+
+    async def ask(timeout: float, stays: float) -> int:
+        state = State(Settings(Limits(timeout=timeout)), served, nothing, None, Metrics())
+        body = {"type": "http.request", "body": json.dumps({"inputs": ["word " * 30] * 5000}).encode()}
+        received, sent = [body], []
+
+        async def receive() -> Any:
+            if received:
+                return received.pop()
+            await asyncio.sleep(stays)
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/embed", "query_string": b"", "headers": []}
+        await create_app(state)(scope, receive, send)
+        assert len(set(counted)) == 1 and 0 < len(counted) < 10
+        begun = len(counted)
+        await asyncio.sleep(0.2)
+        assert len(counted) == begun
+        counted.clear()
+        return int(sent[0]["status"])
+
+    assert asyncio.run(ask(0.25, 60)) == 504
+    assert asyncio.run(ask(60, 0.15)) == 499
+    model.close()
+
+
+def test_the_query_of_pairs_is_tokenized_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_cross_encoder(tmp_path / "model", "bert", 1)
+    model = _reranker(str(folder), Options(threads=1), ModelMetrics(Metrics(), "tiny"))
+    seen: list[str] = []
+    encode = Tokenizer.encode_batch
+    monkeypatch.setattr(
+        Tokenizer, "encode_batch", lambda self, texts: seen.extend(texts) or encode(self, texts)
+    )
+
+    async def check(texts: list[str]) -> None:
+        await check_pair_lengths(
+            model, "the query", texts, param="texts", truncate=False, settings=Settings()
+        )
+
+    asyncio.run(check(["a"] * 600))
+    assert (len(seen), seen.count("the query")) == (601, 1)
+    with pytest.raises(ApiError, match=r"^texts\[599\] and the query are longer than the 40 tokens"):
+        asyncio.run(check(["a"] * 599 + ["the " * 40]))
     model.close()
 
 

@@ -41,6 +41,13 @@ def test_every_route_but_the_probes_needs_a_key(method: str, paths: str) -> None
         assert ask(state, "GET", path).status_code != 401, path
 
 
+def test_the_probes_answer_under_any_name_of_the_host() -> None:
+    state = state_of(hosts=("embed.example",))
+    for path in ("/health", "/readyz", "/livez"):
+        assert ask(state, "GET", path, headers={"host": "10.1.2.3:8080"}).status_code != 403, path
+    assert ask(state, "GET", "/v1/models", headers={"host": "10.1.2.3:8080"}).status_code == 403
+
+
 def test_paths_that_are_no_routes_share_a_label() -> None:
     state = state_of()
     for path in ("/a", "/b", "/v1/models/x"):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_encoder import FakeEncoder
@@ -59,6 +61,38 @@ def test_the_index_that_is_open_serves_where_a_newer_one_cannot_be_read(
     monkeypatch.setattr(service.index, "refresh", fails)
     (hits,) = asyncio.run(service.search(SearchRequest(query="text number 7"), 1, forever))
     assert (hits[0].id, tried) == ("7", [error])
+
+
+def test_slow_conditions_leave_threads_to_other_searches(
+    service: SearchService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release, begun = threading.Event(), threading.Semaphore(0)
+    search = service.index.search
+
+    def slow(queries: list[str], k: int, where: str | None, **options: Any) -> Any:
+        if where is not None:
+            begun.release()
+            release.wait(30)
+        return search(queries, k, where=where, **options)
+
+    monkeypatch.setattr(service.index, "search", slow)
+
+    async def ask() -> None:
+        conditions = [{"where": f"id != '{number}'"} for number in range(4)] + [{"filter": {"a": 1}}]
+        waiting = [
+            asyncio.create_task(service.search(SearchRequest(query="text", **one), 1, forever))
+            for one in conditions
+        ]
+        await asyncio.to_thread(begun.acquire)
+        (hits,) = await asyncio.wait_for(service.search(SearchRequest(query="text number 7"), 1, forever), 20)
+        assert hits[0].id == "7"
+        release.set()
+        assert [len(hits) for (hits,) in await asyncio.gather(*waiting)] == [1, 1, 1, 1, 0]
+
+    try:
+        asyncio.run(ask())
+    finally:
+        release.set()
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from embedkit.serve.bodies import SearchRequest, parse
 from embedkit.serve.errors import ApiError
 from embedkit.serve.metrics import Metrics
 from embedkit.serve.models import Memory, Pool
-from embedkit.serve.search import SearchService
+from embedkit.serve.search import SearchService, _condition
 from embedkit.serve.settings import Limits, Settings
 from embedkit.serve.state import State
 
@@ -379,6 +379,9 @@ def test_an_invalid_condition_is_quoted_as_it_was_written(
             "must be a condition as text, such as lang = 'en' and year > 2019, not an object; fields and the values "
             "that they must equal go in filter",
         ),
+        ('{"where": ""}', "where", "is empty; leave it out"),
+        ('{"where": "\\t "}', "where", "is empty; leave it out"),
+        ('{"rerank": ""}', "rerank", "is empty; give the name of a reranker, or true for the first"),
         ('{"where": "a\\ud800"}', "where", "holds a lone surrogate at character 1"),
         ('{"hybrid": 0.5}', "hybrid", "must be true or false, not a number"),
         ('{"rerank": 1}', "rerank", "must be true, false or the name of a reranker, not a number"),
@@ -401,6 +404,16 @@ def test_a_wrong_field_is_named_as_it_was_written_and_what_it_takes(body: str, p
     assert error.value.param == param
     assert error.value.message.startswith(f"{param} ")
     assert told in error.value.message
+
+
+def test_a_filter_is_as_long_as_a_condition_may_be() -> None:
+    wanted = _condition(SearchRequest(filter={"a": "'" * 4000, "b": 1}))
+    assert wanted is not None
+    assert 8000 < len(wanted) < 10_000
+    for long in ({"a": "x" * 10_000}, {"a": "'" * 4998}, {f"field{number}": number for number in range(800)}):
+        with pytest.raises(ApiError, match="filter makes a condition") as error:
+            _condition(SearchRequest(filter=long))
+        assert (error.value.status, error.value.param) == (400, "filter")
 
 
 def test_fields_may_be_null_and_a_filter_of_any_value() -> None:
