@@ -159,8 +159,21 @@ def rows(terms: Sequence[Term], measured: dict[str, float] | None) -> list[list[
         ]
         for term in terms
     ]
-    sums = "not measured yet" if measured is None else f"{sum(measured[t.name] for t in terms) * 1e6:,.0f}"
-    return [*cells, ["all", "", "", "", f"{total(terms) * 1e6:,.0f}", sums]]
+    if measured is None:
+        return [*cells, ["the layers", "", "", "", f"{total(terms) * 1e6:,.0f}", "not measured yet"]]
+    names = [term.name for term in terms]
+    beside = [name for name in measured if name not in names]  # of which the model knows nothing
+    layers = sum(measured[name] for name in names)
+    return [
+        *cells,
+        ["the layers", "", "", "", f"{total(terms) * 1e6:,.0f}", f"{layers * 1e6:,.0f}"],
+        *(_only_measured(name, measured[name]) for name in beside),
+        _only_measured("all", sum(measured.values())),
+    ]
+
+
+def _only_measured(name: str, seconds: float) -> list[str]:
+    return [name, "", "", "", "", f"{seconds * 1e6:,.0f}"]
 
 
 HEADERS = ["term", "GFLOP a layer", "MB a layer", "bound by", "model, µs", "measured, µs"]

@@ -41,7 +41,7 @@ except ImportError:  # the pages are written without it
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 RECIPES = ROOT / "training" / "recipes"
-PAGES = ("commands", "models", "reference", "scope", "speed", "train")
+PAGES = ("commands", "kernels", "models", "reference", "scope", "speed", "train")
 PYTHON = (3, 11)
 _MARKER = re.compile(
     r"^<!-- generated: (?P<name>\S+)(?P<arguments>.*?) -->$"
@@ -279,6 +279,13 @@ def _summary(name: str, *_: str) -> str:
         first = (ast.get_docstring(found) or "").partition("\n\n")[0].replace("\n", " ")
         return f"`{name}`: {_with_formulas(first)}"
     found = _object(name)
+    if getattr(found, "__module__", None) == "embedkit._core":  # what is compiled is described in its stub
+        tree = ast.parse((ROOT / "embedkit" / "_core.pyi").read_text(encoding="utf-8"))
+        stub = next(
+            one for one in tree.body if isinstance(one, ast.FunctionDef) and one.name == found.__name__
+        )
+        first = (ast.get_docstring(stub) or "").partition("\n\n")[0].replace("\n", " ")
+        return f"`{name}()`\n\n{_with_formulas(first)}"
     if inspect.ismodule(found):
         members = [getattr(found, one) for one in getattr(found, "__all__", ())]
         return "\n".join(f"- `{one.__name__}`: {_first_line(one)}" for one in members if callable(one))

@@ -48,6 +48,30 @@ def _main_interpreter_only() -> None:
 
 _main_interpreter_only()
 
+
+def _not_a_bare_checkout() -> None:
+    """Refuse to be imported from the folder of a checkout for which nothing was compiled.
+
+    Raises:
+        ImportError: this is one; says what to do.
+    """
+    from importlib.util import find_spec
+    from os.path import dirname, isdir, join
+
+    folder = __path__[0]
+    # An installation ends here, and an editable one below: it has these sources, and the core elsewhere.
+    if not isdir(join(dirname(folder), "csrc")) or find_spec(f"{__name__}._core") is not None:
+        return
+    raise ImportError(
+        f"{folder} is a checkout without the compiled parts of embedkit, and Python imports it because it lies in "
+        "the folder that Python was started in (or on PYTHONPATH). To use the installed one, start Python in another "
+        "folder, or as `python -P` (from 3.11 on); to use the checkout, install it: pip install -e .",
+        name=f"{__name__}._core",
+    )
+
+
+_not_a_bare_checkout()
+
 # Imported on first use, so that importing the package is cheap: a program that only searches does not load the
 # encoder, one that only encodes does not load the index.
 _MODULES = {
@@ -62,31 +86,6 @@ _MODULES = {
 }
 
 
-# Where the package is installed; the folders of a checkout lack them.
-_BUILT = ("_core", "kernels", "training")
-
-
-def _built(name: str) -> Any:
-    """A module that an installation puts beside the others.
-
-    Raises:
-        ImportError: this is the folder of a checkout; says what to do.
-    """
-    from importlib import import_module
-
-    try:
-        return import_module(f"{__name__}.{name}")
-    except ModuleNotFoundError as error:
-        if error.name != f"{__name__}.{name}":
-            raise
-        raise ImportError(
-            f"{__path__[0]} is a checkout without the compiled parts of embedkit ({name}), and Python imports it "
-            "because it lies in the folder that Python was started in (or on PYTHONPATH). To use the installed one, "
-            "start Python in another folder, or as `python -P`; to use the checkout, install it: pip install -e .",
-            name=error.name,
-        ) from None
-
-
 def __getattr__(name: str) -> Any:
     value: Any
     if name == "__version__":
@@ -96,10 +95,7 @@ def __getattr__(name: str) -> Any:
     elif name in _MODULES:
         from importlib import import_module
 
-        module = _MODULES[name]
-        value = getattr(_built(module) if module in _BUILT else import_module(f"{__name__}.{module}"), name)
-    elif name in _BUILT:
-        value = _built(name)
+        value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

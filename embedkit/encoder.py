@@ -91,6 +91,7 @@ class Encoder(DropIn):
 
     Raises:
         FileNotFoundError: the model or one of its files does not exist.
+        TypeError: an argument has the wrong type, such as a float as ``threads``.
         ValueError: an argument is invalid, a device is not available, or a file of the folder is broken.
         ImportError: a download needs ``huggingface-hub``, a CUDA device PyTorch and Triton, or the ONNX backend
             ``onnxruntime``, and it is not installed.
@@ -232,7 +233,8 @@ class Encoder(DropIn):
             for several.
 
         Raises:
-            TypeError: a text is not a str; the message gives its index.
+            TypeError: a text is not a str (the message gives its index), or an argument has the wrong type, such as
+                a float as ``batch_size``.
             ValueError: an argument is invalid, token embeddings are asked for with ``on_overflow="window"``, a text is
                 not valid Unicode, or the encoder is closed.
         """

@@ -67,6 +67,7 @@ def semantic_search(  # noqa: PLR0917 (the positions of sentence-transformers)
         For each query a list of ``{"corpus_id": row, "score": score}``, best first.
 
     Raises:
+        TypeError: texts are given in place of their vectors, or ``top_k`` is not an integer.
         ValueError: the shapes do not match, a value is not finite, or the score function is unknown.
         ImportError: Faiss is not installed.
     """
@@ -124,6 +125,7 @@ def paraphrase_mining(  # noqa: PLR0917 (the positions of sentence-transformers)
         A list of ``[score, i, j]``, best first, where i < j are positions in ``sentences``.
 
     Raises:
+        TypeError: ``sentences`` is one text, or holds something else than texts, or an argument has the wrong type.
         ValueError: an argument is out of range or unknown.
         ImportError: Faiss is not installed.
     """

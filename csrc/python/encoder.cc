@@ -254,14 +254,22 @@ void bind_all_options(py::module_& m) {
 
 void bind_encoder(py::module_& m) {
   bind_all_options(m);
-  m.def("active_isa", [] { return std::string(isa_name(active_isa())); });
-  m.def("available_isas", [] {
-    std::vector<std::string> names;
-    for (const Isa isa : available_isas()) names.emplace_back(isa_name(isa));
-    return names;
-  });
-  m.def("default_threads", &default_threads);
-  m.def("release_freed_memory", &release_freed_memory, py::call_guard<py::gil_scoped_release>());
+  m.def(
+      "active_isa", [] { return std::string(isa_name(active_isa())); },
+      "The instruction set that an `Encoder` made now runs on, e.g. \"avx2\"; one of `available_isas`.\n\n"
+      "``EMBEDKIT_ISA``, which is read by each call, forces one.");
+  m.def(
+      "available_isas",
+      [] {
+        std::vector<std::string> names;
+        for (const Isa isa : available_isas()) names.emplace_back(isa_name(isa));
+        return names;
+      },
+      "The instruction sets that this machine can run, slowest first.");
+  m.def("default_threads", &default_threads,
+        "How many threads the CPU affinity and the cgroup quota of this process allow.");
+  m.def("release_freed_memory", &release_freed_memory, py::call_guard<py::gil_scoped_release>(),
+        "Give freed memory back to the system, where the C library can be told to (glibc).");
   py::class_<Encoder>(m, "Encoder")
       .def(py::init(&make_encoder), py::arg("config"), py::arg("tensors"), py::arg("pooling"),
            py::arg("head"), py::arg("precision"))

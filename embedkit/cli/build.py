@@ -57,6 +57,8 @@ corpus may be larger than memory. Blank texts are skipped and counted. The index
 not at all. To resume a build that was stopped, run the same command again."""
 _ADD_DESCRIPTION = """Encode the texts of all inputs and add them to an index. Time and space depend on the new texts
 only, not on the size of the index. Resumes as build does."""
+_UPSERT_DESCRIPTION = """Encode the texts of all inputs and add them to an index, as add does. A document replaces the
+one with the same id, and of several with the same id the last one is kept."""
 
 
 def add_commands(commands: Any) -> None:
@@ -120,11 +122,11 @@ def add_commands(commands: Any) -> None:
     )
     add_language(build, "auto", "language of the texts, for the words of hybrid search (default: auto)")
     ray_engine.add_options(build)
-    for name, text in (
-        ("add", "encode texts and add them to an index"),
-        ("upsert", "add texts, replacing those with the same ids"),
+    for name, text, description in (
+        ("add", "encode texts and add them to an index", _ADD_DESCRIPTION),
+        ("upsert", "add texts, replacing those with the same ids", _UPSERT_DESCRIPTION),
     ):
-        command = commands.add_parser(name, help=text, description=_ADD_DESCRIPTION)
+        command = commands.add_parser(name, help=text, description=description)
         command.set_defaults(run=_add, more="inputs", change=name)
         command.add_argument("index", metavar="INDEX", type=os.path.expanduser, help="index folder")
         _add_inputs(command)

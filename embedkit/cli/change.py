@@ -210,6 +210,8 @@ def _info(arguments: argparse.Namespace) -> int:
     if (tuning := info.pop("tuning")) is not None:  # the table is in the JSON
         info["target_recall"] = tuning.get("tuned", tuning).get("target_recall")
     info["words"] = info["words"] or "none"
+    if info["truncated"] is None:
+        info["truncated"] = "unknown"
     info["bytes"] = f"{info['bytes']} ({size(info['bytes'])})"
     width = max(map(len, info))
     for name, value in info.items():

@@ -17,6 +17,7 @@ from ..documents import InputError
 from ..documents.readers import FORMATS, Corpus
 from ..index import BuildError, BuildSettings, Index
 from ..index.build.change import link_or_copy
+from ..index.build.memory import DEFAULT_MAX_MEMORY
 from ..index.build.publish import storage_of
 from ..index.evaluate import Judgments, Measured, Search, evaluate, read_judgments, read_pairs
 from ..index.evaluate.plot import plot_quality
@@ -51,7 +52,7 @@ files of documents: then an index is built in a temporary folder for each model,
 named. Each is searched by vectors, by vectors and words, and with --rerank by both and a cross-encoder."""
 
 _EPILOG = """\
-queries:   .jsonl with id (or _id, query_id) and text (or any other file that build reads)
+--queries: BEIR's .jsonl (_id and text), or any table with id and text that build reads
 --qrels:   lines of 'query 0 document relevance' (TREC) or 'query document relevance' (BEIR), or .jsonl with query_id,
            doc_id and relevance
 --pairs:   lines of a query, a tab and the id of a document that answers it, or .jsonl with query and id
@@ -190,8 +191,8 @@ def _is_index(arguments: argparse.Namespace) -> bool:
 
 def _check_options_of_an_index(arguments: argparse.Namespace, folder: Path) -> None:
     """Refuse options that say how an index is built."""
-    unset = {"text_field": _TEXT_FIELD, "language": AUTO}
-    for name in ("precision", "factory", "format", "text_field", "id_field", "language"):
+    unset = {"text_field": _TEXT_FIELD, "language": AUTO, "max_memory": DEFAULT_MAX_MEMORY}
+    for name in ("precision", "factory", "format", "text_field", "id_field", "language", "max_memory"):
         if getattr(arguments, name) != unset.get(name):
             option = name.replace("_", "-")
             raise CommandError(EXIT_USAGE, f"--{option} does not apply: {folder} is an index")

@@ -126,8 +126,8 @@ def _parser() -> argparse.ArgumentParser:
         "--on-overflow",
         choices=("truncate", "error"),
         default="truncate",
-        help="what happens to texts longer than the model reads (default: truncate), and to pairs longer "
-        "than a reranker reads; queries of a search, and what it reranks, are always cut",
+        help="what to do with texts (or pairs) longer than the model (or reranker) can read (default: truncate); "
+        "search queries and reranked hits are always truncated",
     )
     where = parser.add_argument_group("who may use it")
     where.add_argument(

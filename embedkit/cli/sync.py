@@ -32,9 +32,9 @@ __all__ = ["add_commands"]
 
 _SYNC = """Make an index match the folder it was built from: new and changed files are read, texts that are new or
 changed are encoded, and what is gone is deleted; the first sync also deletes documents that were added
-from elsewhere since the index was built; later syncs keep them. Files whose size and time have not changed are
-not read, but the first sync, and the first after another change of the index, reads them all. If it is interrupted,
-the same command goes on."""
+from elsewhere since the index was built; later syncs keep them. Files whose size and time are unchanged are skipped,
+except by the first sync and the first one after any other change to the index, which read every file. If it is
+interrupted, the same command goes on."""
 _REEMBED = """Encode all documents of an index again with another model. The old vectors answer until all is
 encoded; run the same command again to resume."""
 

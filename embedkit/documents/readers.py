@@ -14,7 +14,7 @@
 
 Text files may be compressed (``.gz``, ``.zst``). Text is UTF-8, with or without a byte order mark; lines end
 in ``\\n`` or ``\\r\\n``. Documents whose text is empty or white space are skipped and counted as blank. The
-default id is ``file:line``, or ``file`` for a file of one document; see `folders` for the file's name.
+default id is ``file:line``, or ``file`` for a file that is one text; see `folders` for the file's name.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from ..documents.document import Document
 from ..documents.errors import OnError
 from ..documents.passages import Passages
 from ..files import expanded
+from .auto.measure import check_recall
 from .auto.tune import Tuned, tune
 from .build import build as building
 from .build import change, transfer
@@ -80,12 +81,14 @@ class Index(Searcher):
             IndexDamagedError: a file is missing, has the wrong size, or cannot be read, or a Faiss file does not
                 match its checksum. (`verify` also compares the checksums of the others.)
             ModelMismatchError: ``encoder`` is another model.
-            ValueError: Faiss cannot search an index of this kind on a GPU.
+            ValueError: Faiss cannot search an index of this kind on a GPU, or ``half`` is for a GPU only.
             ImportError: Faiss is not installed, or for "cuda" without GPU support.
         """
         if threads is not None:
             check_threads(threads)
         check_device(device)
+        if half and device == "cpu":
+            raise ValueError("half=True stores vectors in float16 on a GPU: give device='cuda', too")
         index = cls.__new__(cls)
         index._open(_place(path), encoder, threads, device=device, half=half, force=force)
         return index
@@ -159,6 +162,7 @@ class Index(Searcher):
                 a stream) too few vectors to build ``factory``. An index that was there is not touched.
             ResumeError: there is an interrupted build of other documents or with other settings.
             BlockingIOError: another process is writing to the index; names it.
+            TypeError: ``documents`` is one text or not iterable, or a setting has the wrong type.
             ValueError: ``factory``, ``metric`` or another setting is invalid, or a list holds too few documents for
                 ``factory``.
             ImportError: Faiss is not installed.
@@ -280,6 +284,7 @@ class Index(Searcher):
 
         Raises:
             InputError: a document cannot be used, or its id is already in the index.
+            TypeError: ``documents`` is one text or not iterable.
             ModelMismatchError: the encoder is another model, even with ``force``, or reads documents with another
                 prompt or maximum length.
         """
@@ -413,6 +418,7 @@ class Index(Searcher):
             ValueError: ``target_recall`` is out of range, there are no documents or no queries, or one is empty.
             BuildError: another process has made another kind of index of it meanwhile; nothing was stored.
         """
+        check_recall(target_recall)
         generation, encoder = self._open_live()
         if not (generation.nlist or generation.ef):
             return None

@@ -113,6 +113,22 @@ def test_every_page_is_in_the_navigation() -> None:
     assert sorted(listed) == sorted(name for name in _NAMES if name != "README.md")
 
 
+def test_a_page_is_readable_in_the_repository(page: Path) -> None:
+    # directives of mkdocstrings are made by `generated: reference`, which has a summary in the page itself
+    assert not re.search(r"^:::", page.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_extras_that_a_page_names_are_listed(page: Path) -> None:
+    table = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    listed = {
+        name
+        for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+        for name in re.findall(r"`([\w-]+)`", row)
+    }
+    for extras in re.findall(r"(?:embedkit|\.)\[([\w,-]+)\]", page.read_text(encoding="utf-8")):
+        assert set(extras.split(",")) - {"bench", "dev"} <= listed  # these two are for work on a checkout
+
+
 def test_a_broken_block_is_reported_with_its_line(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     script = str(Path(__file__).parent / "docs_page.py")
@@ -144,7 +160,7 @@ def test_examples_of_docstrings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     sys.version_info[:2] != (3, 11), reason="argparse prints options differently in other versions"
 )
 def test_generated_pages_are_up_to_date() -> None:
-    for module in ("faiss", "onnxruntime", "torch", "transformers", "yaml"):
+    for module in ("faiss", "onnxruntime", "torch", "transformers", "triton", "yaml"):
         if find_spec(module) is None:
             pytest.skip(f"{module} is not installed: the pages describe all modules")
     done = subprocess.run(

@@ -48,12 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="layers of the first teacher to keep: their number, or indices such as 0,3,6,9 (default: 6)",
     )
     student.add_argument("--student", metavar="MODEL", help="a smaller encoder to start from instead")
-    student.add_argument("--dim", type=int, default=256, metavar="N", help="of its vectors (default: 256)")
+    student.add_argument("--dim", type=int, default=256, metavar="DIM", help="of its vectors (default: 256)")
     student.add_argument(
         "--bytes",
         type=int,
         metavar="N",
-        help="of a stored vector: --dim (default), a byte a column; three quarters of it, six bits; 4 times, float32",
+        help="bytes per stored vector: DIM for int8 (default), ¾ DIM for 6 bits, 4 DIM for float32",
     )
     student.add_argument(
         "--prefixes",

@@ -96,6 +96,7 @@ def prepare(
 
     Raises:
         ValueError: an argument is out of range or does not apply to this index, or the condition is invalid.
+        TypeError: an argument has the wrong type.
     """
     try:
         k = operator.index(k)

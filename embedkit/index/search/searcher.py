@@ -202,7 +202,8 @@ class Searcher:
         Raises:
             ValueError: an argument is out of range or does not apply to this kind of index, the condition is
                 invalid, a text is empty, or the vectors have the wrong shape or hold NaN or infinity.
-            TypeError: a query is neither a text nor a vector.
+            TypeError: a query is neither a text nor a vector, or an argument has the wrong type, such as a float as
+                ``k``.
             IndexDamagedError: a document cannot be read.
         """
         generation, encoder = self._open_live()
@@ -245,7 +246,7 @@ class Searcher:
             were found. `ids` maps rows to ids.
 
         Raises:
-            ValueError: as in `search`.
+            ValueError, TypeError: as in `search`.
         """
         generation = self._open_generation()
         vectors = query_vectors(vectors, generation.manifest)

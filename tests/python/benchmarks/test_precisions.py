@@ -1,4 +1,4 @@
-"""What the documentation says of precisions holds in the results: STS of bf16 and int8 beside fp32."""
+"""What the documentation says of precisions holds in the results: STS and cosines of bf16 and int8 beside fp32."""
 
 from __future__ import annotations
 
@@ -26,3 +26,23 @@ def test_sts_is_that_of_fp32(name: str) -> None:
     assert compared
     for model, precision in compared:
         assert abs(found[model, precision] - found[model, "fp32"]) <= BOUNDS[precision], (model, precision)
+
+
+def lowest_cosine(model: str, isa: str, precision: str) -> float:
+    """As docs/encode.md and docs/reliability.md have it."""
+    if precision == "bf16":
+        return 0.9999
+    return 0.996 if (model, isa) == ("bert-base-uncased", "avx2") else 0.998
+
+
+@pytest.mark.parametrize(
+    "name", [path.name for path in sorted(FOLDER.glob("cpu-*.json")) if not path.stem.endswith("-profile")]
+)
+def test_cosine_is_at_least_what_the_pages_say(name: str) -> None:
+    result = json.loads((FOLDER / name).read_text())
+    for case in result.get("cases", [result]):
+        for row in case["rows"]:
+            if row.get("precision") in ("bf16", "int8") and row["name"].startswith("embedkit "):
+                assert row["cosine"] >= lowest_cosine(case["model"], case["isa"], row["precision"]), row[
+                    "name"
+                ]

@@ -71,5 +71,10 @@ def test_the_table_says_what_is_not_measured(roofline: ModuleType) -> None:
     shown = roofline.rows(terms, None)
     assert len(shown) == 7 and all(len(row) == len(roofline.HEADERS) for row in shown)
     assert {row[-1] for row in shown} == {"not measured yet"}
-    measured = {term.name: 1e-5 for term in terms}
-    assert [row[-1] for row in roofline.rows(terms, measured)] == ["10"] * 6 + ["60"]
+    measured = {"embeddings": 2e-6, **{term.name: 1e-5 for term in terms}, "pooling": 3e-6}
+    shown = roofline.rows(terms, measured)
+    assert all(len(row) == len(roofline.HEADERS) for row in shown)
+    assert [(row[0], row[-1]) for row in shown] == [
+        *((term.name, "10") for term in terms),
+        *[("the layers", "60"), ("embeddings", "2"), ("pooling", "3"), ("all", "65")],
+    ]

@@ -333,6 +333,8 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert "embedkit-index build articles.jsonl" in capsys.readouterr().out
     assert main(["build", "--help"]) == 0
     assert "--on-error {stop,skip}" in capsys.readouterr().out
+    assert main(["upsert", "--help"]) == 0
+    assert "A document replaces the one with the same id" in " ".join(capsys.readouterr().out.split())
 
 
 def test_overwrite(index: str, capsys: pytest.CaptureFixture[str]) -> None:

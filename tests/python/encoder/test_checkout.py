@@ -29,16 +29,17 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
         root / "embedkit",
         ignore=shutil.ignore_patterns("*.so", "*.pyd", "models", "training", "kernels", "__pycache__"),
     )
+    (root / "csrc").mkdir()
     return root
 
 
 @pytest.mark.parametrize(
     "statement",
     [
-        "from embedkit import _core",
+        "import embedkit",
         "from embedkit import Encoder",
-        "from embedkit import active_isa",
         "from embedkit import training",
+        "from runpy import run_module; run_module('embedkit.training.generate')",  # python -m
     ],
 )
 def test_the_message_says_why_and_what_to_do(checkout: Path, statement: str) -> None:

@@ -197,6 +197,7 @@ def test_the_command_measures_an_index_as_it_is(folder: Path, capsys: pytest.Cap
         "--format": "txt",
         "--precision": "int8",
         "--factory": "Flat",
+        "--max-memory": "1GiB",
     }.items():
         assert main(["eval", "index", "--pairs", "pairs.tsv", option, value]) == 2
         assert f"{option} does not apply: index is an index" in capsys.readouterr().err

@@ -76,7 +76,7 @@ def test_windows_are_remembered(make_model: Callable[..., Path]) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*longer than max_length")
 def test_the_count_of_cut_texts_is_unknown_where_deleted_ones_may_be_among_them(
-    make_model: Callable[..., Path], tmp_path: Path
+    make_model: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     documents = [Document(LONG * 3, "long"), Document(LONG * 4, "longer"), Document("today", "short")]
     with Index.build(tmp_path / "index", documents, Encoder(make_model())) as index:
@@ -96,6 +96,8 @@ def test_the_count_of_cut_texts_is_unknown_where_deleted_ones_may_be_among_them(
                 [Document(f"{LONG * 3} {number}", "long"), Document(f"today {number}", f"short{number}")]
             )
         assert index.compact() and index.info()["truncated"] is None
+    assert main(["info", str(tmp_path / "again")]) == 0
+    assert re.search("^truncated +unknown$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_the_estimate_neither_refuses_nor_counts_nor_warns(make_model: Callable[..., Path]) -> None:

@@ -352,6 +352,10 @@ def test_cuda_is_refused_without_a_faiss_for_it(
         Index.open(tmp_path / "index", encoder, device="cuda")
     with pytest.raises(ValueError, match=r"device must be 'cpu', 'cuda' or .*, not 'tpu'"):
         Index.open(tmp_path / "index", encoder, device="tpu")
+    with pytest.raises(
+        ValueError, match="half=True stores vectors in float16 on a GPU: give device='cuda', too"
+    ):
+        Index.open(tmp_path / "index", encoder, half=True)
     monkeypatch.setattr(faiss, "StandardGpuResources", object, raising=False)
     monkeypatch.setattr(faiss, "get_num_gpus", lambda: 0, raising=False)
     with pytest.raises(RuntimeError, match="Faiss finds no GPU"):

@@ -93,6 +93,8 @@ def test_stored_vectors_are_left_out_of_their_own_hits_and_deleted_ones_of_all(i
 def test_an_exact_index_has_nothing_to_tune(tmp_path: Path) -> None:
     with Index.build(tmp_path / "index", texts(50), WordEncoder(), factory="Flat") as index:
         assert index.tune(0.9) is None
+        with pytest.raises(ValueError, match="target_recall must be above 0 and at most 1, not 5"):
+            index.tune(5)
 
 
 def test_a_build_with_a_target_stores_the_table_and_uses_its_choice(
