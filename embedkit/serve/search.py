@@ -39,7 +39,6 @@ _T = TypeVar("_T")
 
 _THREADS = 4
 _CONDITION_THREADS = 2  # more would wait for each other: a segment looks up one condition at a time
-_WAITING = 256  # searches at once, running ones included
 _REFRESH_SECONDS = 10.0
 _BLOCK = 512  # queries of a request between two looks at whether somebody waits for them
 
@@ -113,10 +112,8 @@ class SearchService:
         """Hits of each query.
 
         Raises:
-            ApiError: 429, too many searches wait; 499, ``hang_up`` has returned; 400, 404: of the request.
+            ApiError: 499, ``hang_up`` has returned; 400, 404: of the request.
         """
-        if self.running >= _WAITING:
-            raise busy("too many searches are waiting; try again later", 1)
         pool = self._conditions if body.where is not None or body.filter else self._pool
         return await self._run(pool, lambda left: self._search(body, k, left), hang_up)
 
@@ -238,6 +235,8 @@ async def search(request: Request) -> Response:
     limits = state.settings.limits
     body = await read(request, SearchRequest, limits)
     queries = _check(body, limits)
+    if state.search.running >= limits.queue_requests:
+        raise busy("too many searches are waiting; try again later", 1)
     try:
         data = await asyncio.wait_for(_answer(request, body, queries), limits.timeout)
     except asyncio.TimeoutError:

@@ -222,10 +222,9 @@ def test_hits_are_written_within_the_timeout(service: SearchService, slow: _Slow
     assert slow.calls < 100
 
 
-def test_searches_that_wait_are_counted(service: SearchService, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embedkit.serve.search._WAITING", 0)
+def test_searches_that_wait_are_counted(service: SearchService) -> None:
     nothing: Pool[Any] = Pool([], Memory(None))
-    state = State(Settings(Limits()), nothing, nothing, service, Metrics())
+    state = State(Settings(Limits(queue_requests=3)), nothing, nothing, service, Metrics())
     service.running = 3
 
     async def ask() -> str:
