@@ -103,7 +103,7 @@ class StaticFiles:
         return {name: tensor if tensor.flags.writeable else tensor.copy() for name, tensor in tensors.items()}
 
     def saved(self, precision: str) -> dict[str, Array]:
-        """The tensors of a folder to be written, by the names of this one: fp32 keeps float16 and int8, if stored so."""
+        """The tensors of a folder to be written, by its names: fp32 keeps float16 and int8, if stored so."""
         tensors = self.core(precision)
         table = tensors["table.weight"]
         if table.dtype == np.uint16:  # numpy has no type that safetensors would write as bfloat16
