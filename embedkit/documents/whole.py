@@ -322,7 +322,9 @@ def _notes(document: Any) -> Iterator[Any]:
 def _symbol(font: str | None, code: str | None) -> str:
     """A character of Word by its font and hexadecimal code; U+FFFD for pictures and what else only a font knows."""
     point = int(code or "fffd", 16)
-    if 0xF000 <= point <= 0xF0FF or point < 0x100:
+    if (
+        0xD800 <= point <= 0xF8FF or point < 0x100
+    ):  # of the private area, which Word means, or half a character
         return _SYMBOLS.get(chr(point & 0xFF), "\ufffd") if font == "Symbol" else "\ufffd"
     return chr(point)
 

@@ -199,6 +199,7 @@ def test_body_lines_of_word_are_no_headings_and_no_code() -> None:
         ("Symbol", "00B1", "±"),
         ("Symbol", "F0FF", "\ufffd"),
         ("Wingdings", "F06D", "\ufffd"),
+        ("Arial", "D83D", "\ufffd"),
         ("Cambria Math", "2264", "≤"),
     ],
 )
