@@ -139,7 +139,13 @@ class DocumentWriter:
             self._stored = next(self._replay, None)
 
     def _scan(self) -> Iterator[tuple[int, str, str, str | None]]:
-        yield from self._db.execute(_ALL)
+        last = -1
+        # few at a time, as texts may be long; no open cursor, which would keep the file locked after `close`
+        while block := self._db.execute(
+            "SELECT row, key, text, metadata FROM documents WHERE row > ? ORDER BY row LIMIT 4", (last,)
+        ).fetchall():
+            yield from block
+            last = block[-1][0]
 
     @property
     def replaying(self) -> bool:
