@@ -141,7 +141,12 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 
 def is_index(path: str | os.PathLike[str]) -> bool:
     """Whether a folder is an index, as likely as not the very one that is built of the folder around it."""
-    return os.path.isdir(os.path.join(path, "manifests")) and os.path.isfile(os.path.join(path, "CURRENT"))
+    if os.path.isfile(os.path.join(path, "CURRENT")):
+        return os.path.isdir(os.path.join(path, "manifests"))
+    # a first build that was interrupted
+    return os.path.isfile(os.path.join(path, "build.journal")) and os.path.isdir(
+        os.path.join(path, "segments")
+    )
 
 
 def index_around(path: str | os.PathLike[str]) -> str | None:

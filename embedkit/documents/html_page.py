@@ -10,7 +10,7 @@ from typing import Any
 
 from .errors import UnreadableError
 
-__all__ = ["read_page"]
+__all__ = ["as_text", "read_page"]
 
 _SCRIPTS = frozenset(("script", "style"))
 _HIDDEN = _SCRIPTS | frozenset(("noscript", "template", "svg", "head", "nav"))
@@ -26,6 +26,7 @@ _CLOSED = frozenset(
 _VOID = frozenset(("br", "hr"))
 _READINGS = frozenset(("rt", "rp", "rtc"))
 """What `ruby` writes above its text; each ends without an end tag at the next part or with the ruby."""
+_MARKDOWN = re.compile(r"(#{1,6}[ \t])| {0,3}(?:```|~~~)")
 _MOST_UNENDED = 20
 """Tags and comments of a page that do not end: after each, all of the page is read again."""
 
@@ -50,6 +51,14 @@ def read_page(content: str) -> tuple[str, dict[str, Any]]:
         hidden -= shown
     title = " ".join("".join(page.title).split())
     return text, {"title": title} if title else {}
+
+
+def as_text(line: str) -> str:
+    """``line``, indented if it would be a heading of Markdown, or begin or end a block of code that hides headings."""
+    mark = _MARKDOWN.match(line)
+    if mark is None:
+        return line
+    return f" {line}" if mark[1] else f"    {line}"  # up to three blanks may stand before a fence
 
 
 class _Text(HTMLParser):
@@ -178,9 +187,7 @@ class _Text(HTMLParser):
 
     def _end_line(self) -> None:
         """Begin a new line, if only an empty one."""
-        line = " ".join("".join(self._line).split())
-        # indented: a comment in code is no heading
-        self.lines.append(f" {line}" if self._in_pre and line.startswith("#") else line)
+        self.lines.append(as_text(" ".join("".join(self._line).split())))
         self._line.clear()
 
     def _end_heading(self, *, closed: bool) -> None:
@@ -190,11 +197,12 @@ class _Text(HTMLParser):
         self._end_line()
         level, first = self._heading
         self._heading = None
-        lines = [line.strip() for line in self.lines[first:] if line]
+        lines = [line for line in self.lines[first:] if line]
         del self.lines[first:]
         if lines:
             count = len(lines) if closed else 1
-            self.lines += [f"{'#' * level} {' '.join(lines[:count])}", *lines[count:]]
+            heading = " ".join(line.strip() for line in lines[:count])
+            self.lines += [f"{'#' * level} {heading}", *lines[count:]]
 
 
 def _level(tag: str) -> int:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from typing import Any
 
 from .document import Document
@@ -43,6 +43,9 @@ _END = re.compile(
 )
 _WORD = re.compile(r"\S+")
 _JOINERS = "\u200d\u1039\u17d2"  # of emojis, and of letters in Burmese and Khmer
+# Texts and characters that are tokenized at once: the words and tokens of a long text take many times its memory.
+_AT_ONCE = 1024
+_CHARACTERS_AT_ONCE = 1 << 18
 _MOST_MOVED = 16  # characters; a family of emojis has 7 or more
 
 
@@ -107,7 +110,7 @@ class _Unit:
     tokens: int
     level: int = 0  # of a heading
     heading: str = ""
-    gap: int = 0  # tokens of the white space before it
+    gap: int = 0  # tokens of the white space before it, or that joining it to a part of the same word adds
 
     @property
     def with_gap(self) -> int:
@@ -223,7 +226,7 @@ class PassageCutter:
         units: list[_Unit] = []
         code = code_blocks(text)  # a comment in it is no heading
         begin = 0
-        for match in (*_END.finditer(text), None):
+        for match in chain(_END.finditer(text), (None,)):
             end = len(text) if match is None else match.end()
             piece = text[begin:end]
             start, stop = begin + len(piece) - len(piece.lstrip()), begin + len(piece.rstrip())
@@ -238,8 +241,11 @@ class PassageCutter:
                 units.append(_Unit(start, stop, 0, len(heading[1]), heading_text(heading[2])))
             elif not units or start >= units[-1].end:
                 units.append(_Unit(start, stop, 0))
-        for unit, tokens in zip(units, self._lengths([text[u.begin : u.end] for u in units]), strict=True):
-            unit.tokens = tokens
+        most = _CHARACTERS_AT_ONCE
+        lengths = self._lengths(text[unit.begin : min(unit.end, unit.begin + most)] for unit in units)
+        for unit, tokens in zip(units, lengths, strict=True):
+            # what is longer still is cut into words, whatever they are
+            unit.tokens = tokens if unit.end - unit.begin <= most else self.passages.tokens + 1
         for before, unit in pairwise(units):
             unit.gap = self._gap(text[before.end : unit.begin])
         return [part for unit in units for part in self._parts(text, unit)]
@@ -249,26 +255,15 @@ class PassageCutter:
         most = self.passages.tokens
         if unit.tokens <= most:
             return [unit]
-        words: list[tuple[int, int]] = []
-        for match in _WORD.finditer(text, unit.begin, unit.end):
-            # without spaces between words (Chinese), characters; a token is mostly at least one
-            step = most if match.end() - match.start() > 4 * most else match.end() - match.start()
-            at = match.start()
-            while at < match.end():
-                end = _border(text, at, at + step) if at + step < match.end() else match.end()
-                words.append((at, end))
-                at = end
-        lengths = self._lengths([text[begin:end] for begin, end in words])
-        while any(n > most and end - begin > 1 for (begin, end), n in zip(words, lengths, strict=True)):
-            words = [
-                piece
-                for (begin, end), tokens in zip(words, lengths, strict=True)
-                for piece in _halves(text, begin, end, halve=tokens > most)
-            ]
-            lengths = self._lengths([text[begin:end] for begin, end in words])
         parts: list[_Unit] = []
-        for (begin, end), tokens in zip(words, lengths, strict=True):
-            gap = self._gap(text[parts[-1].end : begin]) if parts else unit.gap
+        for begin, end, tokens in self._words(text, unit):
+            if not parts:
+                gap = unit.gap
+            elif parts[-1].end == begin:  # pieces of one word: it may have more tokens than they have
+                apart = parts[-1].tokens + tokens
+                gap = max(0, self._lengths([text[parts[-1].begin : end]])[0] - apart) if apart <= most else 0
+            else:
+                gap = self._gap(text[parts[-1].end : begin])
             if parts and parts[-1].tokens + gap + tokens <= most:
                 parts[-1].end = end
                 parts[-1].tokens += gap + tokens
@@ -276,21 +271,56 @@ class PassageCutter:
                 parts.append(_Unit(begin, end, tokens, unit.level, unit.heading, gap))
         return parts
 
+    def _words(self, text: str, unit: _Unit) -> Iterator[tuple[int, int, int]]:
+        """Begin, end and tokens of each word of ``unit``; of pieces of those longer than a passage."""
+        most = self.passages.tokens
+        pieces = _pieces(text, unit, most)
+        while words := list(islice(pieces, _AT_ONCE)):
+            lengths = self._lengths(text[begin:end] for begin, end in words)
+            while any(n > most and end - begin > 1 for (begin, end), n in zip(words, lengths, strict=True)):
+                words = [
+                    piece
+                    for (begin, end), tokens in zip(words, lengths, strict=True)
+                    for piece in _halves(text, begin, end, halve=tokens > most)
+                ]
+                lengths = self._lengths(text[begin:end] for begin, end in words)
+            for (begin, end), tokens in zip(words, lengths, strict=True):
+                yield begin, end, tokens
+
     def _gap(self, white: str) -> int:
         """Tokens of the white space between two words, which models with byte-level tokens count."""
         if white not in self._gaps:
             (self._gaps[white],) = self._lengths([white])
         return self._gaps[white]
 
-    def _lengths(self, texts: list[str]) -> list[int]:
+    def _lengths(self, texts: Iterable[str]) -> list[int]:
         """Tokens of each text, without special ones.
 
         One that fills the model's maximum may have been truncated to it, and counts as longer than a passage.
         """
-        if not texts:
-            return []
-        lengths = (len(ids) - self._special for ids in self._tokenize(texts)["input_ids"])
+        lengths: list[int] = []
+        block: list[str] = []
+        characters = 0
+        for text in chain(texts, (None,)):
+            if text is not None:
+                block.append(text)
+                characters += len(text)
+            if block and (text is None or len(block) == _AT_ONCE or characters >= _CHARACTERS_AT_ONCE):
+                lengths += (len(ids) - self._special for ids in self._tokenize(block)["input_ids"])
+                block, characters = [], 0
         return [n if n != self._full else n + 1 for n in lengths]
+
+
+def _pieces(text: str, unit: _Unit, most: int) -> Iterator[tuple[int, int]]:
+    """The words of ``unit``; of those of more than ``4 * most`` characters pieces of ``most``."""
+    for match in _WORD.finditer(text, unit.begin, unit.end):
+        # without spaces between words (Chinese), characters; a token is mostly at least one
+        step = most if match.end() - match.start() > 4 * most else match.end() - match.start()
+        at = match.start()
+        while at < match.end():
+            end = _border(text, at, at + step) if at + step < match.end() else match.end()
+            yield at, end
+            at = end
 
 
 def _halves(text: str, begin: int, end: int, *, halve: bool) -> list[tuple[int, int]]:

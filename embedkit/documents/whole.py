@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import io
 import re
+import string
 import unicodedata
 import zipfile
 from bisect import bisect_right
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 from .errors import UnreadableError
-from .html_page import read_page
+from .html_page import as_text, read_page
 
 __all__ = [
     "READ_IN_PARTS",
@@ -67,7 +68,14 @@ _WIDER = {  # what browsers read for an encoding: the one that most pages mean, 
 }
 _HEADING = re.compile(r"^#{1,2}[ \t]+(\S.*)$", re.MULTILINE)
 _UNDERLINED = re.compile(r"\s*(?!#{1,6}[ \t]|```|~~~)(\S.*)\n=+[ \t\r]*$", re.MULTILINE)
+_FIELD = re.compile(r"^[\w\"'][^:\n]*:(?:\s|$)", re.MULTILINE)
 _LIGATURES = {point: unicodedata.normalize("NFKC", chr(point)) for point in range(0xFB00, 0xFB07)}
+_SYMBOLS = {  # of the font Symbol
+    **dict(zip(string.ascii_uppercase, "ΑΒΧΔΕΦΓΗΙϑΚΛΜΝΟΠΘΡΣΤΥςΩΞΨΖ", strict=True)),
+    **dict(zip(string.ascii_lowercase, "αβχδεφγηιϕκλμνοπθρστυϖωξψζ", strict=True)),
+    **{character: character for character in "0123456789.,:;!?()[]{}+<=>/%&|_"},
+    **dict(zip("-\xa3\xa5\xae\xb0\xb1\xb3\xb4\xb7\xb9\xbb", "−≤∞→°±≥×•≠≈", strict=True)),
+}
 _FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})(.*)$", re.MULTILINE)
 
 
@@ -214,9 +222,11 @@ def _front_matter(content: str) -> dict[str, Any] | None:
         if isinstance(fields, dict):
             return {str(name): _as_json(value) for name, value in fields.items()}
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # the last: a list may hold itself
+        if _FIELD.search(content) is None:
+            return None
         reason = " ".join(str(error).split())
         raise UnreadableError(f"the front matter is not valid YAML: {reason[:200]}") from None
-    return {} if fields is None else None
+    return None if content.strip() else {}  # headings are comments to YAML
 
 
 def _size(node: Any, known: dict[int, int]) -> int:
@@ -285,7 +295,11 @@ def _docx(file: IO[bytes]) -> tuple[str, dict[str, Any]]:
         lines = list(word.lines(document.element.body))
         for notes in _notes(document):
             lines += word.lines(notes)
-        title = document.core_properties.title or word.title
+        # where a file has no properties, python-docx makes some up
+        told = any(
+            relation.reltype.endswith("/core-properties") for relation in document.part.package.rels.values()
+        )
+        title = (document.core_properties.title if told else "") or word.title
     except UnreadableError:
         raise
     except Exception as error:  # a zip archive of XML: errors of three libraries
@@ -305,6 +319,16 @@ def _notes(document: Any) -> Iterator[Any]:
                         yield note
 
 
+def _symbol(font: str | None, code: str | None) -> str:
+    """A character of Word by its font and hexadecimal code; U+FFFD for pictures and what else only a font knows."""
+    point = int(code or "fffd", 16)
+    if (
+        0xD800 <= point <= 0xF8FF or point < 0x100
+    ):  # of the private area, which Word means, or half a character
+        return _SYMBOLS.get(chr(point & 0xFF), "\ufffd") if font == "Symbol" else "\ufffd"
+    return chr(point)
+
+
 class _Word:
     """The visible text of a Word file's elements, each once: with what is inserted, without what is deleted.
 
@@ -313,7 +337,7 @@ class _Word:
 
     _SPACE = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
     _MATH = "{http://schemas.openxmlformats.org/officeDocument/2006/math}t"  # the text of an equation
-    _TEXT = frozenset(("t", "tab", "br", "cr", "noBreakHyphen", "ptab", _MATH))
+    _TEXT = frozenset(("t", "tab", "br", "cr", "noBreakHyphen", "ptab", "sym", _MATH))
     _SECOND_FORM = "{http://schemas.openxmlformats.org/markup-compatibility/2006}Fallback"  # of a text box
     _READING = "rt"  # of a ruby
     _PROPERTIES = frozenset(("pPr", "rPr", "tblPr", "trPr", "tcPr", "sdtPr"))
@@ -330,13 +354,18 @@ class _Word:
                 cells = self._below(child, frozenset(("tc",)))
                 yield "\t".join("\n".join(self.lines(cell, marked=False)) for _, cell in cells)
                 continue
-            text = "".join(
-                (part.text or "") if kind == self._MATH else str(part)
-                for kind, part in self._below(child, self._TEXT)
-            )
-            yield self._marks(child, text) + text if marked and text.strip() else text
+            text = "".join(self._text(kind, part) for kind, part in self._below(child, self._TEXT))
+            marks = self._marks(child, text) if marked and text.strip() else ""
+            yield marks + " ".join(text.split()) if marks else "\n".join(map(as_text, text.split("\n")))
             for _, box in self._below(child, frozenset(("txbxContent",))):
                 yield from self.lines(box, marked=marked)
+
+    def _text(self, kind: str, part: Any) -> str:
+        if kind == "br":  # python-docx shows those of lines alone, and not those of pages and columns
+            return "\n"
+        if kind == "sym":
+            return _symbol(part.get(f"{self._SPACE}font"), part.get(f"{self._SPACE}char"))
+        return (part.text or "") if kind == self._MATH else str(part)
 
     def _marks(self, paragraph: Any, text: str) -> str:
         style = self._style(paragraph)

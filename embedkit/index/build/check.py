@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 
@@ -16,9 +15,10 @@ from ..storage.faiss_index import Float32Array
 from ..storage.generation import Generation
 from .settings import Mode
 
-__all__ = ["check_new_id", "given_vector", "is_blank", "length_check", "with_id", "with_taken"]
+__all__ = ["blocks", "check_new_id", "given_vector", "is_blank", "length_check", "with_id", "with_taken"]
 
 _AT_ONCE = 256
+_CHARACTERS_AT_ONCE = 4 << 20  # documents may have 64 MiB each
 _CUT = "--on-overflow truncate or window (Encoder(on_overflow=...))"
 _LATER = f"shorten it, or let the index take it: embedkit-index reembed {_CUT}"
 #: How a text that is too long comes into the index after all, by the command.
@@ -62,6 +62,20 @@ def is_blank(document: Document) -> bool:
     return document.vector is None and isinstance(document.text, str) and not document.text.strip()
 
 
+def blocks(groups: Iterable[list[Document]]) -> Iterator[list[list[Document]]]:
+    """As many documents, or all passages of each, as are looked up at once."""
+    block: list[list[Document]] = []
+    characters = 0
+    for group in groups:
+        block.append(group)
+        characters += sum(len(document.text) for document in group if isinstance(document.text, str))
+        if len(block) == _AT_ONCE or characters >= _CHARACTERS_AT_ONCE:
+            yield block
+            block, characters = [], 0
+    if block:
+        yield block
+
+
 def with_taken(
     groups: Iterable[list[Document]], base: Generation | None
 ) -> Iterator[tuple[list[Document], str | None]]:
@@ -70,8 +84,7 @@ def with_taken(
         yield from ((group, None) for group in groups)
         return
     passages = base.manifest.passages is not None
-    remaining = iter(groups)
-    while block := list(islice(remaining, _AT_ONCE)):
+    for block in blocks(groups):
         # what is no string is refused where it is stored
         ids = [group[0].id if isinstance(group[0].id, str) else "" for group in block]
         names = list(map(document_of, ids)) if passages else ids

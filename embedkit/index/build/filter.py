@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,9 @@ from ...documents.passages import document_of
 from ..storage.document_store import StoredDocument
 from ..storage.faiss_index import Float32Array
 from ..storage.generation import Generation
+from .check import blocks
 
 __all__ = ["Filter"]
-
-_AT_ONCE = 256
 
 
 class Filter:
@@ -62,8 +61,7 @@ class Filter:
         if self._base is None:
             yield from groups if self._seen is None else map(self._first, groups)
             return
-        remaining = iter(groups)
-        while block := list(islice(remaining, _AT_ONCE)):
+        for block in blocks(groups):
             yield from self._changed(block, self._base)
 
     def _first(self, group: list[Document]) -> list[Document]:

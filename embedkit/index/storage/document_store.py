@@ -56,6 +56,8 @@ _NO_JSON = (TypeError, ValueError, RecursionError)  # what json raises
 # What SQLite says of a file that it cannot read now; of a damaged one it says other things.
 _DISK_ERRORS = ("disk I/O error", "unable to open database file")
 
+_ALL = "SELECT row, key, text, metadata FROM documents ORDER BY row"
+
 _READABLE = ("documents", "json_each")  # what a condition may read
 
 
@@ -138,8 +140,9 @@ class DocumentWriter:
 
     def _scan(self) -> Iterator[tuple[int, str, str, str | None]]:
         last = -1
+        # few at a time, as texts may be long; no open cursor, which would keep the file locked after `close`
         while block := self._db.execute(
-            "SELECT row, key, text, metadata FROM documents WHERE row > ? ORDER BY row LIMIT 1024", (last,)
+            "SELECT row, key, text, metadata FROM documents WHERE row > ? ORDER BY row LIMIT 4", (last,)
         ).fetchall():
             yield from block
             last = block[-1][0]
@@ -481,18 +484,20 @@ class DocumentReader:
         except (sqlite3.DatabaseError, ValueError) as error:
             raise self._failed(error) from None
 
-    def scan(self, block: int = 2048) -> Iterator[tuple[int, StoredDocument]]:
-        """All rows in order, deleted ones included, ``block`` at a time."""
-        last = -1
-        while found := self.query(
-            "SELECT row, key, text, metadata FROM documents WHERE row > ? ORDER BY row LIMIT ?", last, block
-        ):
-            for row, *columns in found:
-                try:
-                    yield row, _stored(*columns)
-                except ValueError as error:
-                    raise self.damaged(str(error)) from None
-            last = found[-1][0]
+    def scan(self) -> Iterator[tuple[int, StoredDocument]]:
+        """All rows in order, deleted ones included, one at a time: a text may have 64 MiB."""
+        try:
+            with self._lock:
+                rows = self._db.execute(_ALL)
+            while True:
+                with self._lock:
+                    found = rows.fetchone()
+                if found is None:
+                    return
+                row, *columns = found
+                yield row, _stored(*columns)
+        except (sqlite3.DatabaseError, ValueError) as error:
+            raise self._failed(error) from None
 
     def select(self, where: str, *, passages: bool = False, limited: bool = True) -> npt.NDArray[np.bool_]:
         """Whether each row, deleted ones included, matches the condition ``where`` (see `compile_where`).

@@ -23,6 +23,9 @@ from .words import Words
 __all__ = ["Segment"]
 
 
+_CHARACTERS_AT_ONCE = 4 << 20
+
+
 class Segment:
     """A finished segment, opened for reading. Thread-safe.
 
@@ -153,17 +156,22 @@ class Segment:
         return {one.few for one in allowed if one is not None and one.count}
 
     def scan(self, block: int = 2048) -> Iterator[tuple[list[StoredDocument], Float32Array]]:
-        """Documents and vectors (n, dimension) of the rows that are not deleted, in blocks in order."""
+        """Documents and vectors (n, dimension) of the rows that are not deleted, in blocks in order.
+
+        A block has ``block`` rows, or fewer long ones.
+        """
         documents: list[StoredDocument] = []
         rows: list[int] = []
-        for row, document in self.documents.scan(block):
+        characters = 0
+        for row, document in self.documents.scan():
             if not self.alive(row):
                 continue
             documents.append(document)
             rows.append(row)
-            if len(rows) == block:
+            characters += len(document.text)
+            if len(rows) == block or characters >= _CHARACTERS_AT_ONCE:
                 yield documents, self.raw.gather(np.array(rows))
-                documents, rows = [], []
+                documents, rows, characters = [], [], 0
         if rows:
             yield documents, self.raw.gather(np.array(rows))
 

@@ -154,6 +154,16 @@ def test_an_index_is_no_documents(folder: Path) -> None:
         assert len(corpus.files.left_out) == 1
 
 
+def test_a_first_build_that_was_interrupted_is_no_documents(folder: Path) -> None:
+    index = folder / "p" / "index"
+    for name in ("manifests", "segments"):
+        (index / name).mkdir(parents=True)
+    (index / "build.journal").write_text("")
+    (index / "manifests" / "000001.json").write_text("{}")
+    (folder / "p" / "a.txt").write_text("a")
+    assert [found.text for found in Corpus([folder / "p"])] == ["a"]
+
+
 @pytest.mark.parametrize(
     "given",
     [

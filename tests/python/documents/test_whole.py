@@ -37,6 +37,10 @@ from embedkit.documents.whole import UnreadableError, read_whole
         ("a<pre>\nline  one\nline <b>two</b>\n</pre>b\nc", ("a\n\nline one\nline two\n\nb c", {})),
         # a comment in code is no heading
         ("<h2>Run</h2><pre># first\nmake</pre>", ("## Run\n\n # first\nmake", {})),
+        ("<h1>G</h1><p>As root:<br># apt install x<br>#1", ("# G\n\nAs root:\n # apt install x\n#1", {})),
+        # nor does it hide those that follow
+        ("<pre>```python\nx</pre><h2>A</h2>", ("    ```python\nx\n\n## A", {})),
+        ("<pre>B\n~~~~\n</pre><h2>A</h2>", ("B\n    ~~~~\n\n## A", {})),
         ("<pre>a\nb<h2>not closed</h2>c\nd", ("a\nb\n\n## not closed\nc d", {})),
         ("<p>a<br/>b<br>c<hr/>d", ("a\nb\nc\nd", {})),
         # a heading is one line, whatever is in it
@@ -166,6 +170,59 @@ def test_word_text_in_controls_insertions_and_text_boxes() -> None:
     assert read_word(word)[1] == {"title": "Of the file"}
 
 
+def test_breaks_of_word_are_lines() -> None:
+    docx = pytest.importorskip("docx")
+    word = docx.Document()
+    word.add_heading("Annual report", 1).add_run().add_break()
+    word.paragraphs[0].add_run("of 2024")
+    paragraph = word.add_paragraph("The end")
+    for kind in (docx.enum.text.WD_BREAK.PAGE, docx.enum.text.WD_BREAK.COLUMN):
+        paragraph.add_run().add_break(kind)
+        paragraph.add_run("Next")
+    assert read_word(word)[0] == "# Annual report of 2024\n\nThe end\nNext\nNext"
+
+
+def test_body_lines_of_word_are_no_headings_and_no_code() -> None:
+    word = pytest.importorskip("docx").Document()
+    for line in ("# apt install", "```python", "   ~~~", "#1"):
+        word.add_paragraph(line)
+    word.add_heading("Next", 2)
+    text, metadata = read_word(word)
+    assert text == " # apt install\n\n    ```python\n\n       ~~~\n\n#1\n\n## Next"
+    assert not metadata and not whole.code_blocks(text)
+
+
+@pytest.mark.parametrize(
+    ("font", "code", "character"),
+    [
+        ("Symbol", "F06D", "μ"),
+        ("Symbol", "00B1", "±"),
+        ("Symbol", "F0FF", "\ufffd"),
+        ("Wingdings", "F06D", "\ufffd"),
+        ("Arial", "D83D", "\ufffd"),
+        ("Cambria Math", "2264", "≤"),
+    ],
+)
+def test_symbols_of_word(font: str, code: str, character: str) -> None:
+    word = pytest.importorskip("docx").Document()
+    paragraph = word.add_paragraph("take 5 ")
+    paragraph.add_run("g")
+    insert_xml(paragraph.runs[1]._r, f'<w:r><w:sym w:font="{font}" w:char="{code}"/></w:r>')
+    assert read_word(word)[0] == f"take 5 {character}g"
+
+
+def test_word_without_properties_has_no_title() -> None:
+    docx = pytest.importorskip("docx")
+    word = docx.Document()
+    word.add_paragraph("Minutes")
+    relations = word.part.package.rels
+    (name,) = (name for name, relation in relations.items() if relation.reltype.endswith("/core-properties"))
+    del relations[name]
+    assert read_word(word) == ("Minutes", {})
+    word.add_paragraph("Budget", "Title")
+    assert read_word(word)[1] == {"title": "Budget"}
+
+
 def test_hidden_text_of_word() -> None:
     word = pytest.importorskip("docx").Document()
     last = word.add_paragraph("end")._p
@@ -262,13 +319,23 @@ def test_word_tables_are_read_once() -> None:
     [
         ("---\nWelcome\n\n---\n\nText\n", ("---\nWelcome\n\n---\n\nText\n", {})),
         ("---\n- a\n- b\n---\n# T\n", ("---\n- a\n- b\n---\n# T\n", {"title": "T"})),
-        ("---\n# nothing\n---\nText", ("Text", {})),
+        ("---\n\n# Big\n\n---\nText", ("---\n\n# Big\n\n---\nText", {"title": "Big"})),
+        ("---\n**We** moved\n---\nText", ("---\n**We** moved\n---\nText", {})),
+        ("---\n[Home](a.md) | [Next](b.md)\n---\n", ("---\n[Home](a.md) | [Next](b.md)\n---\n", {})),
+        ("---\n| a | b |\n---\nText", ("---\n| a | b |\n---\nText", {})),
+        ("---\n---\nText", ("Text", {})),
         ("---\na: 1\n---\nText", ("Text", {"a": 1})),
     ],
 )
 def test_text_between_rules_is_no_front_matter(text: str, expected: tuple[str, dict[str, Any]]) -> None:
     pytest.importorskip("yaml")
     assert read_whole("md", text.encode()) == expected
+
+
+def test_fields_that_are_no_yaml_are_an_error() -> None:
+    pytest.importorskip("yaml")
+    with pytest.raises(UnreadableError, match="front matter is not valid YAML"):
+        read_whole("md", b"---\ntitle: a: b\n---\nText")
 
 
 def test_front_matter_that_holds_itself() -> None:

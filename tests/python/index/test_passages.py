@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_encoder import FakeEncoder
+from peak_memory import PEAK_KIB, needs_peak
 
 from embedkit import Encoder
 from embedkit.cli.main import main
@@ -149,6 +152,38 @@ def test_no_passage_is_too_long_for_tokens_of_bytes(passages: str) -> None:
             covered = place["end"]
             assert len(piece.text.encode()) <= most or not piece.text.strip()
         assert not text[covered:].strip()
+
+
+def test_pieces_of_a_word_may_have_more_tokens_together() -> None:
+    encoder = Encoder()
+    choose = random.Random(1)
+    for most in (8, 10, 40):
+        words = [
+            choose.choice(["word", "end!", "strawberry" * 8, "abc123def456" * 6, "漢字。"])
+            for _ in range(200)
+        ]
+        for piece in PassageCutter(encoder, Passages(most, most // 2)).cut(Document(" ".join(words), "a")):
+            (ids,) = encoder.tokenize([piece.text])["input_ids"]
+            assert len(ids) - 2 <= most, piece.text
+
+
+@needs_peak
+@pytest.mark.parametrize("sentence", ["word thing ", "Some words. "])
+def test_a_long_text_is_cut_in_little_memory(sentence: str) -> None:
+    code = (
+        "from embedkit import Encoder\nfrom embedkit.documents import Document\n"
+        "from embedkit.documents.passages import PassageCutter, Passages\n"
+        "cutter = PassageCutter(Encoder(), Passages(120, 30))\n"
+        f"text = {sentence!r} * 500_000\n"
+        f"before = {PEAK_KIB}\n"
+        "cutter.cut(Document(text, 'a'))\n"
+        f"print(({PEAK_KIB} - before) * 1024 / len(text))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 25
 
 
 def test_long_sentences_are_cut_where_a_passage_takes_all_of_the_model() -> None:

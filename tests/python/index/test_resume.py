@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -599,6 +600,36 @@ def test_the_peak_stays_below_the_bound(tmp_path: Path, factory: str, parts: int
     assert int(over) <= 0, f"{over} MiB above the bound"
     assert int(found_parts) >= parts if parts > 1 else int(found_parts) == 1
     assert float(right) > 0.95
+
+
+@pytest.mark.parametrize("change", ["add", "upsert"])
+def test_few_long_texts_are_held_at_once(tmp_path: Path, change: str) -> None:
+    class Measured(FakeEncoder):
+        peak = 0
+
+        def encode_document(self, sentences: list[str], *, normalize_embeddings: bool = False) -> np.ndarray:
+            self.peak = self.peak or tracemalloc.get_traced_memory()[1]
+            return super().encode_document(sentences, normalize_embeddings=normalize_embeddings)
+
+    def documents() -> Iterator[Document]:
+        tracemalloc.start()  # not before: a manifest is read into a buffer of 64 MiB
+        for number in range(20):
+            yield Document(f"{number}{'':1000000}", f"d{number}")
+
+    encoder = Measured()
+    with Index.build(tmp_path / "index", ["a"], encoder) as index:
+        encoder.peak = 0
+        try:
+            getattr(index, change)(documents())
+            assert 0 < encoder.peak < 12_000_000  # of 20 million characters
+            tracemalloc.reset_peak()
+            assert (
+                sum(len(stored) for segment in index.generation.segments for stored, _ in segment.scan())
+                == 21
+            )
+            assert tracemalloc.get_traced_memory()[1] < 12_000_000
+        finally:
+            tracemalloc.stop()
 
 
 @needs_peak
