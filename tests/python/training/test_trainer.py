@@ -671,8 +671,12 @@ def test_a_nan_loss_stops_the_run(
 def test_another_number_of_processes_is_refused(content: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "run" / "checkpoints" / "checkpoint-3"
     folder.mkdir(parents=True)
+    recipe = make(content)
+    (tmp_path / "run" / "recipe.json").write_text(
+        json.dumps(recipe.resolved(), indent=2, sort_keys=True, default=str) + "\n"
+    )
     (folder / "trainer_state.json").write_text("{}")
     for rank in range(2):
         (folder / f"rng_state_{rank}.pth").touch()
     with pytest.raises(ValueError, match="another number of processes"):
-        train(make(content), tmp_path / "run")
+        train(recipe, tmp_path / "run")
