@@ -59,7 +59,8 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
     unknown = sorted(set(options.config) - set(config.to_dict()) - set(extra))
     if unknown:
         raise ValueError(f"model.config: {unknown[0]!r} is not a key of {folder / 'config.json'}")
-    config.update({**options.config, **extra})
+    with _overridden(options.config):
+        config.update({**options.config, **extra})
     positions = getattr(config, "max_position_embeddings", options.max_length + 2)
     positions -= position_offset(config)
     if options.max_length > positions:
@@ -81,9 +82,10 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
                 "model.layers selects layers of trained weights; with model.random, set "
                 f"config.{config.attribute_map.get('num_hidden_layers', 'num_hidden_layers')}"
             )
-        model = auto.from_config(config, **arguments).float()
+        with _overridden(options.config):
+            model = auto.from_config(config, **arguments).float()
     else:
-        with quiet(), readable_weights(folder):
+        with quiet(), _overridden(options.config), readable_weights(folder):
             if _saved_in_int8(folder):
                 model = _from_int8(auto.from_config(config, **arguments), options)
             else:
@@ -96,6 +98,22 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
             _keep_layers(model, _layer_numbers(options.layers, int(config.num_hidden_layers)))
     replace_dropout(model)
     return model
+
+
+@contextmanager
+def _overridden(config: Mapping[str, Any]) -> Iterator[None]:
+    """Name ``model.config`` in the errors of any class by which transformers refuses its values."""
+    try:
+        yield
+    except (OSError, ImportError, ValueError):
+        raise
+    except Exception as error:
+        if not config:
+            raise
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"model.config: transformers makes no model of {dict(config)} ({type(error).__name__}: {reason})"
+        ) from error
 
 
 def _check_sizes(model: Any, report: Mapping[str, Any], folder: Path, *, new_head: bool) -> None:

@@ -60,7 +60,15 @@ class Examples:
             for field in fields:
                 columns.append(table.texts(field))
                 prefixes.append(own.get(field, ""))
-        self._store = TextStore(folder, Chain(columns, prefixes), max_length, cache)
+        encoder = objective.encoder
+        self._store = TextStore(
+            folder,
+            Chain(columns, prefixes),
+            max_length,
+            cache,
+            vectors=encoder.backbone.config.vocab_size,
+            lowercase_first=getattr(encoder, "lowercase_first", False),
+        )
         self._bare = Chain(columns) if any(prefixes) else None  # the texts without prompts, if others
         self._texts = self._by_task(self._store.rows)  # of each task (examples, fields): rows of the store
         self.lengths: npt.NDArray[np.int64] = np.concatenate(

@@ -51,7 +51,10 @@ class DevSets:
         if options.sts_dev:
             self._sts = sts_dev_sets(root)
             self.sts_pairs = sum(len(one.pairs) for one in self._sts.values())
-        self._pairs = {name: _pairs(name, source, root) for name, source in options.pairs.items()}
+        self._pairs: dict[str, PairSet] = {}
+        self._bare: dict[str, list[tuple[str, str]]] = {}
+        for name, source in options.pairs.items():
+            self._pairs[name], self._bare[name] = _pairs(name, source, root)
         self._prompted = {name for name, source in options.pairs.items() if source.get("prompts") is not None}
         self._collections = {}
         for name, spec in options.retrieval.items():
@@ -66,7 +69,7 @@ class DevSets:
 
     def texts(self) -> dict[str, list[tuple[str, str]]]:
         """Pairs that training data should not hold, by set; a query is paired with itself."""
-        found = {name: [(pair.left, pair.right) for pair in one.pairs] for name, one in self._pairs.items()}
+        found = {name: list(pairs) for name, pairs in self._bare.items()}
         for name, one in self._collections.items():
             found.setdefault(name, []).extend((text, text) for text in one.queries.values())
         return found
@@ -101,8 +104,12 @@ class DevSets:
 _TEXTS = ("text1", "text2")  # of scored pairs
 
 
-def _pairs(name: str, source: Mapping[str, Any], root: Path) -> PairSet:
-    """Read scored pairs: the fields ``text1``, ``text2`` and ``label``; their prompts precede the texts."""
+def _pairs(name: str, source: Mapping[str, Any], root: Path) -> tuple[PairSet, list[tuple[str, str]]]:
+    """Read scored pairs: the fields ``text1``, ``text2`` and ``label``; their prompts precede the texts.
+
+    Returns:
+        The pairs, and their texts without prompts, as the training data have theirs.
+    """
     try:
         table = read(source, root=root)
         labels = [float(value) for value in table["label"]]
@@ -112,10 +119,13 @@ def _pairs(name: str, source: Mapping[str, Any], root: Path) -> PairSet:
             raise ValueError(
                 f"prompts: {other[0]!r} is no field of scored pairs, whose texts are text1 and text2"
             )
-        sides = [[prompts.get(field, "") + text for text in table.texts(field)] for field in _TEXTS]
-        rows = zip(*sides, labels, strict=True)
+        bare = list(zip(*(table.texts(field) for field in _TEXTS), strict=True))
+        first, second = (prompts.get(field, "") for field in _TEXTS)
         if len(set(labels)) < 2:
             raise ValueError("all labels are equal, so there is no order to compare")
     except ValueError as error:
         raise ValueError(f"evaluation.pairs.{name}: {error}") from None
-    return PairSet([Pair(*row) for row in rows], str(source.get("path", source.get("dataset"))))
+    pairs = [
+        Pair(first + left, second + right, label) for (left, right), label in zip(bare, labels, strict=True)
+    ]
+    return PairSet(pairs, str(source.get("path", source.get("dataset")))), bare

@@ -74,7 +74,12 @@ class SimilarSentences:
     @torch.inference_mode()
     def sample(self, text: str, n: int, top_p: float = 0.95, *, seed: int = 0) -> list[str]:
         """``n`` targets of ``text``, in the order of sampling, including repetitions."""
-        store = TextStore(self.model.tokenizer_folder, [text], self.model.options.max_length)
+        store = TextStore(
+            self.model.tokenizer_folder,
+            [text],
+            self.model.options.max_length,
+            lowercase_first=self.model.lowercase_first,
+        )
         end = store.suffix_ids[-1]
         generator = torch.Generator().manual_seed(seed)
         ids = torch.from_numpy(store.ids(0).astype("int64"))[None]

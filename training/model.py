@@ -21,6 +21,7 @@ from ..model_folder.modules import Dense, Normalize, module_entries, read_head, 
 from ..model_folder.modules import Pooling as PoolingModule
 from ..model_folder.safetensors_file import write_errors
 from ..model_folder.saving import DenseWeights, Modules, copy_tokenizer, write_modules, write_settings
+from ..model_folder.sentence_settings import sentence_config
 from . import packed
 from .backbone import (
     load_backbone,
@@ -124,6 +125,7 @@ class SentenceModel(nn.Module):
             always fp32.
         settings: prompts, similarity and length that `save` writes.
         include_prompt: whether a prompt's tokens are pooled by readers of the saved folder.
+        lowercase_first: text is lower-cased before the tokenizer's own normalization, as its folder says.
     """
 
     def __init__(self, options: ModelOptions, folder: Path, backbone: Any) -> None:
@@ -140,6 +142,7 @@ class SentenceModel(nn.Module):
         self.autocast: torch.dtype | None = None
         self.settings = Settings({}, None, options.max_length, None, "cosine")
         self.include_prompt = True
+        self.lowercase_first = sentence_config(folder)[0].get("do_lower_case") is True
         self._packed = packed.supports(backbone)
         if self._packed:
             packed.register()
@@ -160,21 +163,19 @@ class SentenceModel(nn.Module):
         model = cls(options, folder, backbone)
         model.continue_from_folder()
         model.add_prompts()
-        if not options.random and options.layers is None:
+        # Layers without the prompts are those of a teacher, for a student that is another encoder.
+        if not options.random and (options.layers is None or options.keep_prompts):
             _tell_left_out(options)
         return model
 
     def continue_from_folder(self) -> None:
         """Keep the prompts and the similarity of the backbone's folder; start the projection from its Dense module.
 
-        A random backbone takes nothing from its folder, and the projection takes only a Dense module of its own size
-        and activation.
+        A random backbone takes nothing from its folder.
 
         Raises:
             ValueError: a file of the folder is damaged.
         """
-        from safetensors.torch import load_file
-
         if self.options.random:
             return
         root = root_folder(self.options.path)
@@ -187,10 +188,20 @@ class SentenceModel(nn.Module):
         )
         if len(entries) > 1:
             self.include_prompt = read_pooling(entries[1][1], self.hidden_size).include_prompt
+        self.start_projection()
+
+    def start_projection(self) -> bool:
+        """Start the projection from the Dense module of the backbone's folder, if that has its size and activation.
+
+        Raises:
+            ValueError: a file of the folder is damaged.
+        """
+        from safetensors.torch import load_file
+
         wanted = self.options.projection
         if self.projection is None or wanted is None:
-            return
-        for module in read_head(entries[2:], self.hidden_size):
+            return False
+        for module in read_head(module_entries(root_folder(self.options.path))[2:], self.hidden_size):
             if not isinstance(module, Dense):
                 continue
             if (module.out_features, module.activation) == (wanted.dimension, wanted.activation):
@@ -199,7 +210,9 @@ class SentenceModel(nn.Module):
                 with torch.no_grad():
                     self.projection.weight.copy_(tensors["linear.weight"])
                     self.projection.bias.copy_(tensors.get("linear.bias", torch.zeros(wanted.dimension)))
-            return
+                return True
+            break
+        return False
 
     @property
     def similarity_fn_name(self) -> str:
@@ -310,7 +323,13 @@ class SentenceModel(nn.Module):
             prompt = self.settings.prompts.get(self.settings.default_prompt_name or "", "")
         if prompt and self.include_prompt:
             sentences = [prompt + sentence for sentence in sentences]
-        store = TextStore(self.tokenizer_folder, sentences, self.options.max_length)
+        store = TextStore(
+            self.tokenizer_folder,
+            sentences,
+            self.options.max_length,
+            vectors=self.backbone.config.vocab_size,
+            lowercase_first=self.lowercase_first,
+        )
         vectors = np.empty((len(store.lengths), self.dimension), np.float32)
         with inference(self) as device:
             for rows in by_length(store.lengths, batch_tokens):
@@ -340,7 +359,7 @@ class SentenceModel(nn.Module):
         if self.options.normalize:
             head.append(Normalize())
         pooling = PoolingModule((self.options.pooling,), self.include_prompt)
-        modules = Modules(self.hidden_size, pooling, tuple(head))
+        modules = Modules(self.hidden_size, pooling, tuple(head), do_lower_case=self.lowercase_first)
         write_modules(folder, modules)
         write_settings(folder, modules, self.settings)
 
@@ -395,7 +414,7 @@ def _tell_left_out(options: ModelOptions) -> None:
         kept.append("model.normalize=true")
     if kept:
         _LOG.info(
-            "%s: training leaves out its %s; to train it as it is: %s",
+            "%s: training leaves out its %s; to keep what it had: %s",
             options.path,
             " and ".join(left_out),
             " ".join(kept),

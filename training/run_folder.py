@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +24,21 @@ from .recipe import Recipe
 from .scores import test_scores
 from .whole_file import write_text
 
-__all__ = ["alone", "claim", "facts", "file_digest", "finish", "last_checkpoint"]
+__all__ = ["alone", "check_own", "claim", "facts", "file_digest", "finish", "last_checkpoint"]
 
 
 @contextlib.contextmanager
-def alone(output: Path) -> Iterator[None]:
+def alone(output: Path, last: str = "result.json") -> Iterator[None]:
     """Keep others from training in a folder whose run is not finished; the lock of a process that dies is released.
+
+    Args:
+        output: the folder.
+        last: its file that a run writes last.
 
     Raises:
         BlockingIOError: a training is at work there.
     """
-    if process_rank() != 0 or (output / "result.json").is_file():
+    if process_rank() != 0 or (output / last).is_file():
         yield
         return
     with (output / "lock").open("a") as file:
@@ -51,10 +55,10 @@ def alone(output: Path) -> Iterator[None]:
 
 
 def claim(output: Path, recipe: Recipe, root: Path) -> None:
-    """Refuse a folder with the run of another recipe or of other data; otherwise write this one to it.
+    """Refuse a folder with the run of another recipe or of other data, or with what no run wrote.
 
-    A run that failed before its first checkpoint, for example by a mistyped path, is overwritten. Data that was moved
-    is still the same.
+    Otherwise this run is written to it. A run that failed before its first checkpoint, for example by a mistyped path,
+    is overwritten. Data that was moved is still the same.
 
     Args:
         output: the run folder.
@@ -74,6 +78,9 @@ def claim(output: Path, recipe: Recipe, root: Path) -> None:
         raise FileExistsError(
             f"{output} holds a run of another recipe (see its recipe.json); choose another output, or remove it"
         )
+    # The user's own: such a folder may be the model to start from.
+    check_own(output, ["checkpoints"], path.is_file())
+    check_own(output, ["model"], begun and path.is_file())
     data = output / "data.json"
     if begun and data.is_file():  # earlier versions wrote none
         _check_data(output, json.loads(data.read_text(encoding="utf-8")), root.resolve())
@@ -85,6 +92,15 @@ def claim(output: Path, recipe: Recipe, root: Path) -> None:
         files = {name: file_digest(root / name) for name in _data_files(recipe)}
         about = {"root": str(root.resolve()), "files": files}
         write_text(data, json.dumps(about, indent=2, sort_keys=True) + "\n")
+
+
+def check_own(output: Path, names: Iterable[str], own: bool) -> None:
+    """Refuse a folder that holds one of the names unless a run wrote it (``own``): it would be replaced or removed."""
+    for name in () if own else names:
+        if (output / name).exists():
+            raise FileExistsError(
+                f"{output / name} exists and is not of a run in {output}, which would replace it; choose another output"
+            )
 
 
 def _check_data(output: Path, kept: Mapping[str, Any], root: Path) -> None:

@@ -73,7 +73,8 @@ def train(
 
     Raises:
         BlockingIOError: another training runs in ``output``.
-        FileExistsError: ``output`` holds the run of another recipe or of other data.
+        FileExistsError: ``output`` holds the run of another recipe or of other data, or a ``model/`` or
+            ``checkpoints/`` that no run wrote there.
         FileNotFoundError, ValueError: the data, the model or an option is missing or wrong; the message names it.
     """
     if recipe.postprocess is not None and evaluators:

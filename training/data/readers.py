@@ -292,6 +292,12 @@ def _check_keys(spec: Mapping[str, Any]) -> None:
     for key in ("streaming", "skip_blank"):
         if type(spec.get(key, False)) is not bool:
             raise ValueError(f"{key} is {spec[key]!r}; give true or false")
+    for key in ("split", "config"):
+        if spec.get(key) is not None and "dataset" not in spec:
+            hint = (
+                f"; to take some rows of a file, give where: {{split: {spec[key]}}}" if key == "split" else ""
+            )
+            raise ValueError(f"{key} is for a `dataset`{hint}")
     if spec.get("streaming") and "dataset" not in spec:
         raise ValueError("streaming is for a `dataset`; files are always read row by row")
     prompts = spec.get("prompts")

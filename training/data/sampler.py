@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -30,6 +31,7 @@ Schedule = Literal["sequential", "round_robin", "proportional", "annealed"]
 Indices = npt.NDArray[np.int64]
 
 _MEGABATCH = 50  # batches whose texts are sorted together
+_SPREAD = 1024  # batches at most over which repeated texts are spread: a text has a bit for each
 _ORDER = 1 << 20  # random stream for the order of tasks; the streams of the tasks are their numbers
 
 
@@ -310,16 +312,23 @@ class _Plan:
         if self._batch_tokens is not None:
             batches = self._by_tokens(rows.indices[drawn], self.batches(rows))
             return [batches[i] for i in random.permutation(len(batches))]
-        batches = []
         span = _MEGABATCH * self.batch_size
         for start in range(0, len(drawn), span):
             block = drawn[start : start + span]
-            block = block[np.argsort(-self.lengths[rows.indices[block]], kind="stable")]
-            if rows.texts is not None:
-                block = spread_repeated(block, rows.texts, self.batch_size)
-            block = rows.indices[block]
-            batches += [block[at : at + self.batch_size] for at in range(0, len(block), self.batch_size)]
+            drawn[start : start + span] = block[np.argsort(-self.lengths[rows.indices[block]], kind="stable")]
+        if rows.texts is not None:
+            self._spread(drawn, rows.texts)
+        ordered = rows.indices[drawn]
+        batches = [ordered[at : at + self.batch_size] for at in range(0, len(ordered), self.batch_size)]
         return [batches[i] for i in random.permutation(len(batches))]
+
+    def _spread(self, drawn: Indices, texts: npt.NDArray[np.integer[Any]]) -> None:
+        """Spread repeated texts over batches, in place: over all of them, or over equal parts of a long pass."""
+        count = -(-len(drawn) // self.batch_size)
+        parts = -(-count // _SPREAD)
+        cuts = [part * count // parts * self.batch_size for part in range(parts)] + [len(drawn)]
+        for start, end in pairwise(cuts):
+            drawn[start:end] = spread_repeated(drawn[start:end], texts, self.batch_size)
 
     def _by_tokens(self, drawn: Indices, count: int) -> list[Indices]:
         """``count`` batches, those of a megabatch with about as many tokens each, at least a text a process."""

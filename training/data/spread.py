@@ -26,8 +26,9 @@ def spread_repeated(block: Indices, texts: npt.NDArray[np.integer[Any]], batch_s
         batch_size: of all batches but the last.
     """
     own = [frozenset(row) for row in texts[block].tolist()]
-    batches = _Batches(own, batch_size)
     examples = Counter(chain.from_iterable(own))
+    own = [frozenset(text for text in row if examples[text] > 1) for row in own]
+    batches = _Batches(own, batch_size)
     crowded = {text for text, count in examples.items() if count > batches.count}
     left = [i for i in range(len(own)) if not batches.place(i, own[i])]
     # no search can end the repetition of a crowded text

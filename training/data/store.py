@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ...inputs import check_unicode, windows
 from ...model_folder.pair_template import PairTemplate, fit_pair, read_pair_template
 from ...model_folder.tokenizer import load_tokenizer
-from .texts import Selection, distinct, text_keys
+from .texts import Selection, distinct, full_disk_named, text_keys
 
 __all__ = ["TextStore"]
 
@@ -43,6 +43,9 @@ class TextStore:
         texts: Sequence[str],
         max_length: int,
         folder: Path | None = None,
+        *,
+        vectors: int | None = None,
+        lowercase_first: bool = False,
     ) -> None:
         """Tokenize each distinct text once.
 
@@ -53,15 +56,24 @@ class TextStore:
             max_length: maximum number of tokens in a text, special tokens included; longer texts are cut at the
                 tokenizer's ``truncation_side``.
             folder: where the ids are kept, in a file without a name; None for the system's temporary folder.
+            vectors: the tokens that the model has vectors for, see `load_tokenizer`; None for all.
+            lowercase_first: see `load_tokenizer`.
 
         Raises:
             FileNotFoundError: the folder has no tokenizer.
             TypeError: a text is not str.
-            ValueError: the tokenizer is damaged, a text contains a lone surrogate, or `max_length` leaves no
-                room for text.
+            ValueError: the tokenizer is damaged or has more tokens than the model has vectors, a text contains a lone
+                surrogate, or `max_length` leaves no room for text.
         """
         self._folder = Path(tokenizer_folder)
-        self._tokenizer = tokenizer = load_tokenizer(self._folder)
+        self._tokenizer = tokenizer = load_tokenizer(
+            self._folder, lowercase_first=lowercase_first, vectors=vectors
+        )
+        if vectors is not None and tokenizer.vocab_size > vectors:
+            raise ValueError(
+                f"{self._folder}: the tokenizer has {tokenizer.vocab_size} tokens, and vocab_size is {vectors}; "
+                "the files are of different models, or model.config sets another vocab_size"
+            )
         self.prefix_ids = tokenizer.prefix_ids
         self.suffix_ids = tokenizer.suffix_ids
         self.max_length = max_length
@@ -154,7 +166,7 @@ class TextStore:
         """The flat ids with special tokens, truncated, and each text's content tokens before truncation."""
         room = self.max_length - self._special
         content = np.empty(len(texts), np.int64)
-        with tempfile.TemporaryFile(dir=folder) as file:
+        with full_disk_named(folder), tempfile.TemporaryFile(dir=folder) as file:
             done = 0
             for chunk in windows(iter(texts), _CHUNK):
                 encoded = self._tokenizer.encode_batch(chunk)

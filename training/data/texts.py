@@ -6,6 +6,7 @@ for its place, and 16 for its hash while equal texts are looked for.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import mmap
 import tempfile
@@ -13,6 +14,7 @@ from abc import abstractmethod
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import overload
@@ -29,6 +31,7 @@ __all__ = [
     "TextFile",
     "TextWriter",
     "distinct",
+    "full_disk_named",
     "text_keys",
 ]
 
@@ -90,6 +93,7 @@ class TextWriter:
 
     def __init__(self, folder: Path | None = None) -> None:
         """Begin a file in ``folder``; None for the system's folder of temporary files."""
+        self._folder = folder
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # closed by `close`
         self._ends = array("q")
         self._end = 0
@@ -97,17 +101,42 @@ class TextWriter:
     def append(self, text: str) -> None:
         """Add a text, which must be valid Unicode."""
         data = text.encode()
-        self._file.write(data)
+        try:  # not `full_disk_named`, which would cost more than the rest
+            self._file.write(data)
+        except OSError as error:
+            raise _lacking(error, self._folder) from None
         self._end += len(data)
         self._ends.append(self._end)
 
     def close(self) -> TextFile:
         """The texts; nothing can be added after this."""
-        with self._file as file:
+        with full_disk_named(self._folder), self._file as file:
             file.flush()
             # an empty file cannot be mapped
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if self._end else b""
         return TextFile(data, np.frombuffer(self._ends, np.int64))
+
+
+@contextmanager
+def full_disk_named(folder: Path | None) -> Iterator[None]:
+    """Name the folder, and what helps, where a file of texts finds the disk full.
+
+    Raises:
+        OSError: it does.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise _lacking(error, folder) from None
+
+
+def _lacking(error: OSError, folder: Path | None) -> OSError:
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return error
+    remedy = "set TMPDIR to another folder" if folder is None else "choose another output or cache"
+    return OSError(
+        f"{folder or tempfile.gettempdir()} has no room for the texts ({error.strerror}); free space, or {remedy}"
+    )
 
 
 class Selection(_Column):

@@ -40,7 +40,7 @@ from ..data.texts import Selection, TextWriter, distinct, text_keys
 from ..dev import DevSets
 from ..linear_map import whiten_partly
 from ..recipe import Recipe, recipe_of
-from ..run_folder import file_digest, last_checkpoint
+from ..run_folder import alone, check_own, file_digest, last_checkpoint
 from ..teacher import TeacherOptions
 from ..trainer import train
 from ..whole_file import write_text, write_whole
@@ -79,7 +79,8 @@ def distill(
         The content of ``report.json``: quality, speed and size of teachers and student on texts that were held out.
 
     Raises:
-        FileExistsError: ``output`` holds the run of other teachers or options.
+        BlockingIOError: another distillation runs in ``output``.
+        FileExistsError: ``output`` holds the run of other teachers or options, or files that no run wrote there.
         FileNotFoundError, ValueError: a teacher, the texts or an option is missing or wrong; the message names it.
     """
     options = options or DistillOptions()
@@ -87,13 +88,29 @@ def distill(
     if not named:
         raise ValueError("give at least one teacher: the folder or Hub name of an encoder")
     learned = options.teachers(named)
-    output = Path(output)
+    output, paths = Path(output), [texts] if isinstance(texts, str | os.PathLike) else list(texts)
+    _check_output(output, paths)
     output.mkdir(parents=True, exist_ok=True)
+    with alone(output, "report.json"):
+        return _distill(named, learned, paths, output, options, text_field=text_field)
+
+
+def _distill(
+    named: Sequence[str],
+    learned: Sequence[TeacherOptions],
+    paths: Sequence[str | os.PathLike[str]],
+    output: Path,
+    options: DistillOptions,
+    *,
+    text_field: str,
+) -> dict[str, Any]:
+    """`distill` in a folder of its own."""
     if not _begun(output):  # before the texts are read and encoded
         _check(learned, options, output)
-    train_file, held_file = _texts(texts, output, text_field, options)
+    train_file, held_file = _texts(paths, output, text_field, options)
     layers = None if options.student is not None else _layers(learned[0], options, train_file, output)
-    recipe = _recipe(learned, options, layers, (train_file, held_file), name=output.resolve().name)
+    files = _as_begun(output, (train_file, held_file))
+    recipe = _recipe(learned, options, layers, files, name=output.resolve().name)
     result = train(recipe, output / "run")
     if not result:  # another process than the first of a data-parallel run
         return {}
@@ -148,6 +165,16 @@ def distill(
     return report
 
 
+def _check_output(output: Path, paths: Sequence[str | os.PathLike[str]]) -> None:
+    """Refuse an output with files that are the user's own, or with the texts, which would be left out as its own."""
+    check_own(output, ["texts.jsonl", "held_out.jsonl", "report.json"], (output / "texts.json").is_file())
+    check_own(output, ["model", "float"], (output / "run" / "result.json").is_file())
+    check_own(output / "run", ["checkpoints"], (output / "run" / "recipe.json").is_file())
+    for path in paths:
+        if path != STDIN and Path(path).resolve().is_relative_to(output.resolve()):
+            raise ValueError(f"the texts {path} lie in the output {output}; choose another output (-o)")
+
+
 def _check(teachers: Sequence[TeacherOptions], options: DistillOptions, output: Path) -> None:
     """Refuse dev sets that cannot be read, and options that do not fit the teachers or that a recipe does not take."""
     given = options.layers if isinstance(options.layers, list) else None
@@ -178,7 +205,7 @@ def _composed(model: Path, turned: npt.NDArray[np.float32], target: Path) -> Pat
 
 
 def _texts(
-    given: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    paths: Sequence[str | os.PathLike[str]],
     output: Path,
     text_field: str,
     options: DistillOptions,
@@ -187,7 +214,6 @@ def _texts(
     train_file, held_file, about_file = (
         output / name for name in ("texts.jsonl", "held_out.jsonl", "texts.json")
     )
-    paths = [given] if isinstance(given, str | os.PathLike) else given
     about: dict[str, Any] = {"texts": [os.path.abspath(path) for path in paths], "text_field": text_field}
     if options.query_prompt:
         about |= {"query_prompt": options.query_prompt, "prompt_words": options.prompt_words}
@@ -274,6 +300,15 @@ def _layers(teacher: TeacherOptions, options: DistillOptions, train_file: Path, 
     choice = choose_layers(teacher, options.layers, options, texts)
     write_text(kept, json.dumps({**about, **choice}, indent=2) + "\n")
     return list(choice["layers"])
+
+
+def _as_begun(output: Path, files: tuple[Path, Path]) -> tuple[Path, Path]:
+    """The files of texts as the recipe of a finished run names them; the run may have been moved since."""
+    run = output / "run"
+    if not (run / "result.json").is_file() or not (run / "recipe.json").is_file():
+        return files
+    begun = Path(read_json(run / "recipe.json")["data"]["texts"]["path"]).parent
+    return begun / files[0].name, begun / files[1].name
 
 
 def _recipe(

@@ -51,8 +51,8 @@ class Objective(nn.Module, ABC):
         fields: the text columns of an example, in the order of a batch; override `fields_of` if tasks differ.
         minimized: the names that `score` gives to scores of which the lowest is best, as of perplexities.
         drop_last: whether to drop a partial last batch (contrastive losses depend on the batch size).
-        encoder: the model to train and write: a `SentenceModel`, or another module with ``tokenizer_folder``,
-            ``autocast`` and ``save``.
+        encoder: the model to train and write: a `SentenceModel`, or another module with ``backbone``,
+            ``tokenizer_folder``, ``autocast`` and ``save``.
         options: an instance of `Options`.
         similarity: by which the model's vectors are compared, as its folder then says; None: as those of its backbone.
         pipeline_tag, usage: for the model card: the Hub's name of the task, and an example in which ``{path}`` is

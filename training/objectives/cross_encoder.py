@@ -150,7 +150,12 @@ class PairClassifier(nn.Module):
         """The logits (n, classes) of which `predict` makes probabilities."""
         if len(texts1) != len(texts2):
             raise ValueError(f"{len(texts1)} first texts and {len(texts2)} second texts cannot be paired")
-        store = TextStore(self.tokenizer_folder, [*texts1, *texts2], self.options.max_length)
+        store = TextStore(
+            self.tokenizer_folder,
+            [*texts1, *texts2],
+            self.options.max_length,
+            vectors=self.backbone.config.vocab_size,
+        )
         pairs = store.rows.reshape(2, -1).T
         lengths = store.pair_lengths(pairs[:, 0], pairs[:, 1])
         found = np.empty((len(pairs), len(self.labels)), np.float32)

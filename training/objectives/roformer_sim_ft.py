@@ -81,9 +81,12 @@ class RoformerSimFt(Objective):
     def load_encoder(
         cls, model: ModelOptions, options: RoformerSimFtOptions, tables: Mapping[str, Table]
     ) -> SentenceModel:
-        """Load the model; a published checkpoint's linear layer on [CLS] becomes the projection."""
+        """Load the model; a published checkpoint's linear layer on [CLS] becomes the projection.
+
+        The Dense module of a trained folder comes first: it is what was made of that layer.
+        """
         encoder = SentenceModel.load(model)
-        if not model.random:
+        if not model.random and not encoder.start_projection():
             load_pooler(encoder, transformer_folder(model.path))
         return encoder
 

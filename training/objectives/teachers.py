@@ -149,7 +149,9 @@ def _key(folder: Path, table: Table, max_length: int | None) -> str:
     digest = hashlib.sha256(f"{max_length}\n".encode())
     if table.labels:  # `_load` checks them
         digest.update(f"{list(table.labels)}\n".encode())
-    weights = sorted(path.name for path in folder.glob("*.safetensors"))
+    weights = sorted(
+        path.name for kind in ("*.safetensors", "pytorch_model*.bin") for path in folder.glob(kind)
+    )
     for name in ("config.json", *weights, *TOKENIZER_FILES, *_PAIR_FILES):
         if (folder / name).is_file():
             content = hashlib.sha256((folder / name).read_bytes()).hexdigest()

@@ -63,6 +63,11 @@ class MappedModel:
         fit_map(model, texts, self._folder, step)
         self._encoder = Encoder(self._folder, threads=torch.get_num_threads())
 
+    @property
+    def similarity_fn_name(self) -> str:
+        """By which its vectors are compared, as `Encoder.similarity_fn_name`."""
+        return self._encoder.similarity_fn_name
+
     def encode(self, sentences: Sequence[str], *, prompt: str | None = None) -> Any:
         """See `Result.encode`."""
         return self._encoder.encode(list(sentences), prompt=prompt)

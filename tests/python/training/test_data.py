@@ -126,6 +126,12 @@ def test_root_txt_several_files_limit(tmp_path: Path, monkeypatch: pytest.Monkey
         ("a\nx\n", {"limit": 0}, "limit is 0"),
         ("a\nx\n", {"streaming": "yes"}, "streaming is 'yes'; give true or false"),
         ("a\nx\n", {"streaming": True}, "streaming is for a `dataset`"),
+        (
+            "a\nx\n",
+            {"split": "dev"},
+            "split is for a `dataset`; to take some rows of a file, give where: {split: dev}",
+        ),
+        ("a\nx\n", {"config": "b"}, "config is for a `dataset`"),
         ("", {}, "the file is empty"),
         (b"a\nx\n\xff\n", {}, "a.tsv:3: not valid UTF-8"),
         ("a\ta\nx\ty\n", {}, "a.tsv: two columns are named 'a'; rename one"),

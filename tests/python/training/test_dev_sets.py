@@ -294,6 +294,15 @@ def test_copies_of_held_out_texts_are_left_out(make_model: Callable[..., Path], 
     assert train(recipe, tmp_path / "run")["examples"] == {"sentences": 41}
 
 
+def test_pairs_with_prompts_are_compared_without_them(content: dict[str, Any], tmp_path: Path) -> None:
+    source = content["evaluation"]["pairs"]["mine"]
+    prompted = {**source, "prompts": {"text1": "query: ", "text2": "passage: "}}
+    plain, found = (
+        DevSets(EvaluationOptions(pairs={"mine": one}), tmp_path).texts() for one in (source, prompted)
+    )
+    assert found == plain and len(plain["mine"]) > 0
+
+
 def test_a_collection_is_read_or_refused(collection: dict[str, str], tmp_path: Path) -> None:
     found = read_collection(collection, tmp_path)
     assert list(found.queries) == ["a", "b"]  # the third has no relevant document

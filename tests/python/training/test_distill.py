@@ -23,6 +23,7 @@ from embedkit.training.distillation import run as distill_run
 from embedkit.training.distillation.report import agreement, labels
 from embedkit.training.distillation.start import candidates, choose_layers, explained
 from embedkit.training.objectives.hpd import projective_loss
+from embedkit.training.run_folder import alone
 from embedkit.training.teacher import TeacherOptions
 from objective_fixtures import _NOUNS, _VERBS
 
@@ -404,6 +405,64 @@ def test_a_changed_file_of_texts_is_noticed(
         distill(teacher, texts, output, options)
     texts.unlink()  # a finished run needs it no more
     assert distill(teacher, texts, output, options) == report
+
+
+@pytest.mark.parametrize("name", ["model", "float", "run/checkpoints", "texts.jsonl", "held_out.jsonl"])
+def test_what_no_run_wrote_is_not_replaced(
+    make_model: MakeModel, sentences: list[str], tmp_path: Path, name: str
+) -> None:
+    output, texts = tmp_path / "here", tmp_path / "a.txt"
+    texts.write_text("\n".join(sentences[:90]), encoding="utf-8")
+    (output / name / "checkpoint-5").mkdir(parents=True)
+    with pytest.raises(
+        FileExistsError, match=f"here/{name} exists and is not of a run in .*choose another output"
+    ):
+        distill(str(make_model()), texts, output, DistillOptions(layers=[0], dimension=8, max_length=32))
+    assert [path.name for path in output.rglob("*") if not path.name.startswith("run")] == [
+        Path(name).name,
+        "checkpoint-5",
+    ]
+
+
+def test_texts_in_the_output_are_refused(make_model: MakeModel, tmp_path: Path) -> None:
+    (tmp_path / "texts.jsonl").write_text('{"text": "mine"}\n', encoding="utf-8")
+    (tmp_path / "texts.json").write_text("{}", encoding="utf-8")
+    for given in (tmp_path, tmp_path / "texts.jsonl"):
+        with pytest.raises(
+            ValueError, match=r"the texts .* lie in the output .*choose another output \(-o\)"
+        ):
+            distill(str(make_model()), given, tmp_path)
+    assert "mine" in (tmp_path / "texts.jsonl").read_text(encoding="utf-8")
+
+
+def test_two_processes_do_not_distill_into_one_folder(
+    make_model: MakeModel, sentences: list[str], tmp_path: Path
+) -> None:
+    """The second leaves the texts and the checkpoint that the first is writing."""
+    texts, output = tmp_path / "a.txt", tmp_path / "out"
+    texts.write_text("\n".join(sentences[:90]), encoding="utf-8")
+    unfinished = output / "run" / "checkpoints" / "checkpoint-5"
+    unfinished.mkdir(parents=True)
+    for name in ("run/recipe.json", "texts.json", "texts.jsonl"):
+        (output / name).write_text("{}")
+    with (
+        alone(output, "report.json"),
+        pytest.raises(BlockingIOError, match="another training runs in this folder; wait for it"),
+    ):
+        distill(str(make_model()), texts, output, DistillOptions(layers=[0], dimension=8, max_length=32))
+    assert unfinished.is_dir()
+    assert (output / "texts.jsonl").read_text() == (output / "texts.json").read_text() == "{}"
+
+
+def test_a_finished_run_may_be_moved(make_model: MakeModel, sentences: list[str], tmp_path: Path) -> None:
+    teacher, texts = str(make_model()), tmp_path / "a.txt"
+    texts.write_text("\n".join(sentences[:90]), encoding="utf-8")
+    options = DistillOptions(layers=[0], dimension=8, prefixes=[], max_length=32, max_steps=1)
+    report = distill(teacher, texts, tmp_path / "first", options)
+    (tmp_path / "first").rename(tmp_path / "second")
+    assert distill(teacher, texts, tmp_path / "second", options) == report
+    with pytest.raises(FileExistsError, match="another recipe"):
+        distill(teacher, texts, tmp_path / "second", replace(options, dimension=4))
 
 
 def test_a_student_may_lie_beside_its_texts(

@@ -29,6 +29,7 @@ from objective_fixtures import (
     write_nli,
     write_sts,
 )
+from safetensors.torch import load_file
 
 from embedkit import CrossEncoder
 
@@ -190,6 +191,20 @@ def test_torch_runs_the_teachers_that_the_core_does_not(
         table.texts("text1"), table.texts("text2")
     )
     np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_outputs_are_kept_by_the_weights_of_their_file(
+    make_model: Callable[..., Path], tmp_path: Path, table: Table
+) -> None:
+    keys = []
+    for seed in (1, 2):
+        path = save_teacher(make_model(), tmp_path / str(seed), NLI, seed)
+        keys.append(teachers_module._key(path, table, 32))
+        weights = path / "model.safetensors"
+        torch.save(load_file(weights), path / "pytorch_model.bin")
+        weights.unlink()
+        keys.append(teachers_module._key(path, table, 32))
+    assert len(set(keys)) == 4
 
 
 def test_a_teacher_of_other_classes_is_refused(

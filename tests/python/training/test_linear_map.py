@@ -13,6 +13,7 @@ pytest.importorskip("sklearn")
 pytest.importorskip("torch")
 
 from embedkit.training.linear_map import LinearMap, fit, whiten_partly
+from embedkit.training.model import ModelOptions
 from embedkit.training.postprocess.linear_map import MapStep, append_map, fit_map
 
 from embedkit import Encoder
@@ -99,6 +100,11 @@ def test_folder_holds_the_map(
     assert encoder.get_embedding_dimension() == 6
     assert encoder.fingerprint != Encoder(source).fingerprint
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_map_keeps_the_similarity(make_model: MakeModel, texts: list[str]) -> None:
+    source = make_model(similarity_fn_name="dot")
+    assert MapStep(4).apply(ModelOptions(str(source)), texts).similarity_fn_name == "dot"
 
 
 def test_a_plain_transformers_folder(make_model: MakeModel, texts: list[str], tmp_path: Path) -> None:

@@ -321,12 +321,33 @@ def test_without_dropout_none_can_be_set(
         load(make_model(), dropout=0.3)
 
 
+def test_texts_are_lowered_as_the_folder_says(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(make_model(), tmp_path / "start")
+    for name, change in (
+        ("tokenizer_config.json", {"do_lower_case": False}),
+        ("sentence_bert_config.json", {"max_seq_length": 64, "do_lower_case": True}),
+    ):
+        path = folder / name
+        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        path.write_text(json.dumps({**content, **change}), encoding="utf-8")
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    content["normalizer"]["lowercase"] = False
+    path.write_text(json.dumps(content), encoding="utf-8")
+    texts = ["The PEOPLE Find Water", "the people find water"]
+    expected = Encoder(folder).encode(texts)
+    np.testing.assert_array_equal(expected[0], expected[1])
+    model = SentenceModel.load(options_of(str(folder)))
+    np.testing.assert_allclose(model.encode(texts), expected, atol=1e-5)
+    np.testing.assert_allclose(Encoder(saved(model, tmp_path / "trained")).encode(texts), expected, atol=1e-5)
+
+
 def test_vectors_that_cannot_be_trained_are_told(
     make_model: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "embedkit")
     load(make_model(pooling="max"))
-    assert "training leaves out its pooling; to train it as it is: model.pooling=max" in caplog.text
+    assert "training leaves out its pooling; to keep what it had: model.pooling=max" in caplog.text
     folder = make_model(pooling="weightedmean")
     load(folder)
     assert "cannot be trained as they are" in caplog.text and "model.pooling=weightedmean" not in caplog.text
@@ -366,8 +387,8 @@ def test_a_folder_with_vocab_txt_alone(make_model: Callable[..., Path], tmp_path
     check_everywhere(model, folder, ["The WEATHER is lovely", "naïve café", "unknownword, day!", "東京"])
 
 
-def test_the_case_of_texts_is_the_tokenizers(make_model: Callable[..., Path], tmp_path: Path) -> None:
-    """`do_lower_case` of the source's sentence_bert_config.json changes nothing, in training or in the folder."""
+def test_the_case_of_texts_is_the_folders(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    """`do_lower_case` of the source's sentence_bert_config.json holds in training and in the folder."""
     source = tmp_path / "source"
     shutil.copytree(make_model(), source)
     path = source / "tokenizer.json"
@@ -377,8 +398,8 @@ def test_the_case_of_texts_is_the_tokenizers(make_model: Callable[..., Path], tm
     config = source / "sentence_bert_config.json"
     config.write_text(json.dumps({"max_seq_length": 40, "do_lower_case": True}))
     model = load(source)
-    vectors = check_everywhere(model, saved(model, tmp_path / "model"), ["the weather", "THE weather"])
-    assert not np.allclose(vectors[0], vectors[1])
+    vectors = check_everywhere(model, saved(model, tmp_path / "model"), ["the weather", "THE weather", "a"])
+    np.testing.assert_array_equal(vectors[0], vectors[1])
 
 
 def test_a_projection_starts_from_the_folders_dense(make_model: Callable[..., Path]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -466,6 +467,14 @@ def test_ft_starts_from_a_published_layer_on_cls(data: Path, tmp_path: Path) -> 
     assert encoder.projection is not None
     assert torch.equal(encoder.projection.weight, layer["weight"])
     assert torch.equal(encoder.projection.bias, layer["bias"])
+    encoder.projection.weight.data.add_(1)
+    (tmp_path / "trained").mkdir()
+    encoder.save(tmp_path / "trained")  # with a Dense module
+    save_file(tensors, tmp_path / "trained" / "model.safetensors", {"format": "pt"})  # beside the pooler
+    options = replace(options, path=str(tmp_path / "trained"))
+    again = RoformerSimFt.load_encoder(options, RoformerSimFtOptions(), {})
+    assert again.projection is not None
+    assert torch.equal(again.projection.weight, encoder.projection.weight)
 
 
 def test_gradients_do_not_depend_on_the_mini_batch(data: Path) -> None:

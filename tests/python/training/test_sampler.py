@@ -255,6 +255,20 @@ def test_no_text_twice_in_a_batch() -> None:
     assert sorted(sum(crowded[batch, 1] == 99) for batch in batches) in ([1, 4], [2, 3])
 
 
+@pytest.mark.parametrize(("batches", "size", "each"), [(51, 16, 5), (63, 16, 60), (1100, 2, 30)])
+def test_no_text_twice_in_any_of_many_batches(batches: int, size: int, each: int) -> None:
+    """Also if the examples of a text are in a few batches after many, or in nearly all batches."""
+    count = batches * size
+    texts = np.stack([np.arange(count) + count, np.arange(count) // each], axis=1)
+    lengths = np.random.default_rng(0).integers(1, 60, count)
+    sampler = TaskSampler(lengths, {"all": TaskRows(range(count), texts=texts)}, size, "sequential")
+    for epoch in range(5):
+        sampler.set_epoch(epoch)
+        found = list(sampler)
+        assert sorted(chain.from_iterable(found)) == list(range(count))
+        assert sum(len(batch) - len(set(texts[batch, 1].tolist())) for batch in found) == 0
+
+
 def test_texts_in_more_examples_than_batches_cost_no_search() -> None:
     """20 positives in 6,400 examples; the search took 10 seconds. Each batch still holds all that it can."""
     random = np.random.default_rng(0)

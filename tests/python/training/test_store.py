@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,32 @@ def test_vocabulary_file_without_tokenizer_json(tmp_path: Path) -> None:
     ids, types = store.pair_ids(0, 1)
     expected = reference("cats", "rain")
     assert (ids.tolist(), types.tolist()) == (expected["input_ids"], expected["token_type_ids"])
+
+
+def test_texts_are_lowered_first(tmp_path: Path) -> None:
+    save(tmp_path, "bert")
+    content = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+    content["normalizer"] |= {"lowercase": False, "strip_accents": False}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "do_lower_case": False}))
+    assert TextStore(tmp_path, ["Cats", "cats"], 8).ids(0).tolist()[1] == BERT.index("[UNK]")
+    store = TextStore(tmp_path, ["Cats", "cats"], 8, lowercase_first=True)
+    assert store.ids(0).tolist() == store.ids(1).tolist()
+
+
+def test_a_token_without_a_vector_is_text(tmp_path: Path) -> None:
+    save(tmp_path, "bert")
+    words = len(BERT) + len(WORDS)
+    content = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+    content["added_tokens"].append({**content["added_tokens"][0], "id": words, "content": "<soft>"})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    assert words in TextStore(tmp_path, ["the <soft> cat"], 16).ids(0)
+    assert TextStore(tmp_path, ["the <soft> cat"], 16, vectors=words).ids(0).max() < words
+    with pytest.raises(
+        ValueError, match=f"the tokenizer has {words} tokens, and vocab_size is 9; the files are"
+    ):
+        TextStore(tmp_path, ["cat"], 16, vectors=9)
 
 
 def test_other_tokenizers_run_through_tokenizers(tmp_path: Path) -> None:

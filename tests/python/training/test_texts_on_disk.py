@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,28 @@ def test_keys_are_found_also_beside_equal_halves() -> None:
 def test_the_hash_is_blake2b() -> None:
     expected = [hashlib.blake2b(text.encode(), digest_size=16).digest() for text in GIVEN]
     assert [key.tobytes() for key in text_keys(GIVEN)] == expected
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        for folder, place, remedy in (
+            (tmp_path, tmp_path, "choose another output or cache"),
+            (None, tempfile.gettempdir(), "set TMPDIR to another folder"),
+        ):
+            for texts in (["x" * 100_000], ["x" * 100] * 60):  # written by `append`, by `close`
+                writer, message = (
+                    TextWriter(folder),
+                    rf"^{place} has no room for the texts \(.+\); free space, or {remedy}$",
+                )
+                with pytest.raises(OSError, match=message):
+                    for text in texts:
+                        writer.append(text)
+                    writer.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 _READ = """

@@ -112,6 +112,15 @@ def test_a_corrected_command_takes_the_folder_of_the_failed_one(
         (["away.yaml"], "no file away.yaml"),
         (["MINE", "data.nli.path=away.tsv"], "away.tsv"),
         (["MINE", "model.path=./away"], "away"),
+        (
+            ["MINE", "model.config.hidden_act=foo"],
+            "model.config: transformers makes no model of {'hidden_act': 'foo'}",
+        ),
+        (["MINE", "model.random=true", "model.config.hidden_size=abc"], "model.config: "),
+        (
+            ["MINE", "model.random=true", "model.config.vocab_size=9"],
+            "vocab_size is 9; the files are of different",
+        ),
     ],
 )
 def test_errors_are_one_line(
@@ -213,9 +222,12 @@ def test_what_of_a_model_is_left_out_is_told(
     command = [str(recipe), "-o", str(tmp_path / "run"), f"model.path={folder}", "training.max_steps=1"]
     assert cli.main(command) == 0
     kept = (
-        "to train it as it is: model.pooling=cls model.projection.dimension=16 model.projection.activation=tanh "
+        "to keep what it had: model.pooling=cls model.projection.dimension=16 model.projection.activation=tanh "
         "model.normalize=true"
     )
+    assert kept in capsys.readouterr().err
+    command[2] = str(tmp_path / "shortened")
+    assert cli.main([*command, "model.layers=[0]"]) == 0
     assert kept in capsys.readouterr().err
 
 

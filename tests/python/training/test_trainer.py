@@ -8,6 +8,7 @@ import math
 import multiprocessing
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -404,13 +405,35 @@ def test_what_augments_a_run_is_data_of_it(
         "test",
         "test",
     )
-    (tmp_path / "run" / "checkpoints" / "checkpoint-1").mkdir(parents=True)
+    (tmp_path / "run").mkdir()
     run_folder.claim(tmp_path / "run", recipe, tmp_path)
+    (tmp_path / "run" / "checkpoints" / "checkpoint-1").mkdir(parents=True)
     (tmp_path / "run" / "checkpoints" / "checkpoint-1" / "trainer_state.json").write_text("{}")
     with (tmp_path / changed).open("a") as file:
         file.write("a day 2\tthat day\n")
     with pytest.raises(FileExistsError, match=f"other data: .*{re.escape(changed)}"):
         run_folder.claim(tmp_path / "run", recipe, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "failed_before"), [("model", False), ("model", True), ("checkpoints", False)]
+)
+def test_a_folder_that_no_run_wrote_is_not_replaced(
+    content: dict[str, Any], tmp_path: Path, name: str, failed_before: bool
+) -> None:
+    """``-o .`` beside the model to start from."""
+    output, base = tmp_path / "here", content["model"]["path"]
+    content["model"]["path"] = str(output / name)
+    if failed_before:
+        with pytest.raises(FileNotFoundError, match="here/model"):
+            train(make(content), output)
+    shutil.copytree(base, output / name)
+    before = {path.name: path.read_bytes() for path in (output / name).glob("*.*")}
+    with pytest.raises(
+        FileExistsError, match=f"here/{name} exists and is not of a run in .*choose another output"
+    ):
+        train(make(content), output)
+    assert {path.name: path.read_bytes() for path in (output / name).glob("*.*")} == before
 
 
 def test_a_run_killed_in_its_first_checkpoint_has_not_begun(content: dict[str, Any], tmp_path: Path) -> None:
@@ -648,8 +671,12 @@ def test_a_nan_loss_stops_the_run(
 def test_another_number_of_processes_is_refused(content: dict[str, Any], tmp_path: Path) -> None:
     folder = tmp_path / "run" / "checkpoints" / "checkpoint-3"
     folder.mkdir(parents=True)
+    recipe = make(content)
+    (tmp_path / "run" / "recipe.json").write_text(
+        json.dumps(recipe.resolved(), indent=2, sort_keys=True, default=str) + "\n"
+    )
     (folder / "trainer_state.json").write_text("{}")
     for rank in range(2):
         (folder / f"rng_state_{rank}.pth").touch()
     with pytest.raises(ValueError, match="another number of processes"):
-        train(make(content), tmp_path / "run")
+        train(recipe, tmp_path / "run")
