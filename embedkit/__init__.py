@@ -96,6 +96,10 @@ def __getattr__(name: str) -> Any:
         from importlib import import_module
 
         value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    elif name in ("kernels", "training"):
+        from importlib import import_module
+
+        value = import_module(f"{__name__}.{name}")
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value

@@ -105,7 +105,7 @@ def _overridden(config: Mapping[str, Any]) -> Iterator[None]:
     """Name ``model.config`` in the errors of any class by which transformers refuses its values."""
     try:
         yield
-    except (OSError, ImportError, ValueError):
+    except (OSError, ImportError, ValueError, MemoryError, torch.cuda.OutOfMemoryError):
         raise
     except Exception as error:
         if not config:

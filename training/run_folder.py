@@ -26,6 +26,8 @@ from .whole_file import write_text
 
 __all__ = ["alone", "check_own", "claim", "facts", "file_digest", "finish", "last_checkpoint"]
 
+_UNFINISHED = "result.json.new"
+
 
 @contextlib.contextmanager
 def alone(output: Path, last: str = "result.json") -> Iterator[None]:
@@ -78,9 +80,10 @@ def claim(output: Path, recipe: Recipe, root: Path) -> None:
         raise FileExistsError(
             f"{output} holds a run of another recipe (see its recipe.json); choose another output, or remove it"
         )
-    # The user's own: such a folder may be the model to start from.
+    # The user's own: such a folder may be the model to start from. Of this run there may be one before its result.
+    ends = (output / _UNFINISHED).is_file()
     check_own(output, ["checkpoints"], path.is_file())
-    check_own(output, ["model"], begun and path.is_file())
+    check_own(output, ["model"], (begun or ends) and path.is_file())
     data = output / "data.json"
     if begun and data.is_file():  # earlier versions wrote none
         _check_data(output, json.loads(data.read_text(encoding="utf-8")), root.resolve())
@@ -178,9 +181,10 @@ def finish(
         encoder = Encoder(work, threads=torch.get_num_threads())
         result["test"] = test_scores(encoder, recipe.evaluation.test, root)
     write_card(work, recipe, result)
-    work.rename(target)
     write_curve(output / "curve.png", recipe, history)
-    write_text(output / "result.json", json.dumps(result, indent=2) + "\n")
+    write_text(output / _UNFINISHED, json.dumps(result, indent=2) + "\n")
+    work.rename(target)
+    (output / _UNFINISHED).replace(output / "result.json")
     shutil.rmtree(output / "checkpoints", ignore_errors=True)
 
 

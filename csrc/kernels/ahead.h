@@ -1,6 +1,6 @@
 // Weights that are read into the caches before they are multiplied. In a large model they come from beyond
 // the second-level cache, and the processor's own prefetching starts anew in each page of 4 KiB: the first
-// tile of a panel would wait for them.
+// tile of a panel would wait for them. (On a Zen 4 this gains with AVX2 and costs 1 to 3 % with AVX-512.)
 #pragma once
 
 #include <algorithm>

@@ -18,8 +18,8 @@ using Triggers = std::array<bool, 128>;
 
 // Text without normalized added tokens is worked on in windows of about this size, so that a limit stops
 // early.
-constexpr size_t kPollEvery = 1 << 12;  // words of a text that is normalized as a whole
 constexpr size_t kWindow = size_t{1} << 16;
+constexpr size_t kPollEvery = 1 << 12;  // words of a text that is normalized as a whole
 
 bool is_ascii_punctuation(char c) {
   return c > ' ' && c < 0x7F && !(c >= '0' && c <= '9') && !(c >= 'A' && c <= 'Z') && !(c >= 'a' && c <= 'z');

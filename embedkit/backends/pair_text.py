@@ -47,7 +47,7 @@ class PairText(Protocol):
         ...
 
     def too_long(self, first: str, most: int) -> Callable[[list[str]], list[bool]]:
-        """What says of second texts whether they and ``first`` have more than ``most`` tokens."""
+        """A function that tells of each second text whether it and ``first`` have more than ``most`` tokens."""
         ...
 
 

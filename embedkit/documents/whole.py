@@ -319,14 +319,18 @@ def _notes(document: Any) -> Iterator[Any]:
                         yield note
 
 
+_SYMBOL_FONTS = frozenset(("Symbol", "Webdings", "Wingdings", "Wingdings 2", "Wingdings 3"))
+
+
 def _symbol(font: str | None, code: str | None) -> str:
     """A character of Word by its font and hexadecimal code; U+FFFD for pictures and what else only a font knows."""
-    point = int(code or "fffd", 16)
-    if (
-        0xD800 <= point <= 0xF8FF or point < 0x100
-    ):  # of the private area, which Word means, or half a character
+    try:
+        point = int(code or "", 16)
+    except ValueError:
+        return "\ufffd"
+    if 0xE000 <= point <= 0xF8FF or (point < 0x100 and font in _SYMBOL_FONTS):  # Word means the private area
         return _SYMBOLS.get(chr(point & 0xFF), "\ufffd") if font == "Symbol" else "\ufffd"
-    return chr(point)
+    return chr(point) if point < 0xD800 or 0xE000 <= point <= 0x10FFFF else "\ufffd"
 
 
 class _Word:

@@ -237,7 +237,7 @@ class RerankModel:
         return scores
 
     def too_long(self, query: str) -> Callable[[list[str]], list[bool]]:
-        """What says which texts are with ``query`` longer than the model reads."""
+        """A function that tells of each text whether it and ``query`` are longer than the model reads."""
         return self.encoder._engine.too_long(query, self.max_length)
 
     async def score(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -92,8 +93,21 @@ class SearchService:
         self._pool = ThreadPoolExecutor(_THREADS, "embedkit-search")
         # Conditions may take long, and must not keep all threads from searches without one.
         self._conditions = ThreadPoolExecutor(_CONDITION_THREADS, "embedkit-condition")
-        self.running = 0  # searches, waiting ones included
+        self._running = {self._pool: 0, self._conditions: 0}  # waiting ones included
         self._refreshed = time.monotonic()
+
+    @property
+    def running(self) -> int:
+        """Searches, waiting ones included."""
+        return sum(self._running.values())
+
+    def waiting(self, body: SearchRequest) -> int:
+        """Searches that wait for the threads that ``body`` needs."""
+        pool = self._pool_of(body)
+        return self._running[pool] - (_THREADS if pool is self._pool else _CONDITION_THREADS)
+
+    def _pool_of(self, body: SearchRequest) -> ThreadPoolExecutor:
+        return self._conditions if body.where is not None or body.filter else self._pool
 
     def about(self) -> dict[str, Any]:
         """What the index is, without its place on this machine."""
@@ -114,8 +128,7 @@ class SearchService:
         Raises:
             ApiError: 499, ``hang_up`` has returned; 400, 404: of the request.
         """
-        pool = self._conditions if body.where is not None or body.filter else self._pool
-        return await self._run(pool, lambda left: self._search(body, k, left), hang_up)
+        return await self._run(self._pool_of(body), lambda left: self._search(body, k, left), hang_up)
 
     async def written(
         self,
@@ -142,10 +155,10 @@ class SearchService:
     ) -> _T:
         """What ``work`` returns; it is not begun when nobody waits for it any more, and told so by its event."""
         left = threading.Event()
-        self.running += 1
+        self._running[pool] += 1
         waiting = pool.submit(work, left)
         done: asyncio.Future[_T] = asyncio.wrap_future(waiting)
-        done.add_done_callback(self._ended)
+        done.add_done_callback(partial(self._ended, pool))
         closed: asyncio.Future[None] = asyncio.ensure_future(hang_up())
         either: set[asyncio.Future[Any]] = {done, closed}
         try:
@@ -158,8 +171,8 @@ class SearchService:
             return done.result()
         raise gone()
 
-    def _ended(self, work: asyncio.Future[Any]) -> None:
-        self.running -= 1
+    def _ended(self, pool: ThreadPoolExecutor, work: asyncio.Future[Any]) -> None:
+        self._running[pool] -= 1
         if not work.cancelled():
             work.exception()  # read, so that one that nobody waits for any more is not logged
 
@@ -235,7 +248,7 @@ async def search(request: Request) -> Response:
     limits = state.settings.limits
     body = await read(request, SearchRequest, limits)
     queries = _check(body, limits)
-    if state.search.running >= limits.queue_requests:
+    if state.search.waiting(body) >= limits.queue_requests:
         raise busy("too many searches are waiting; try again later", 1)
     try:
         data = await asyncio.wait_for(_answer(request, body, queries), limits.timeout)

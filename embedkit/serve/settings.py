@@ -18,7 +18,7 @@ class Limits:
     Attributes:
         body: bytes of a request's body.
         texts: texts, documents or queries of a request.
-        queue_requests: requests that wait for one model.
+        queue_requests: requests that wait for one model, or searches for a thread.
         queue_tokens: tokens that wait for one model; of a single request a quarter of it counts at most.
         batch_tokens: tokens of a batch.
         timeout: seconds until a request is answered with 504.

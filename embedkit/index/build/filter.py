@@ -20,6 +20,8 @@ from .check import blocks
 
 __all__ = ["Filter"]
 
+_STORED_AT_ONCE = 16  # documents, which may be long, that are compared with new ones
+
 
 class Filter:
     """Passes on what must be stored.
@@ -91,8 +93,11 @@ class Filter:
             places = base.find_passages(wanted)
         else:
             places = {name: [place] for name, place in base.find(wanted).items()}
-        stored = self._fetch(base, chain.from_iterable(places.values()))
-        for name, group in zip(names, block, strict=True):
+        stored: dict[tuple[int, int], StoredDocument] = {}
+        for at, (name, group) in enumerate(zip(names, block, strict=True)):
+            if at % _STORED_AT_ONCE == 0:
+                near = [name for name in names[at : at + _STORED_AT_ONCE] if isinstance(name, str)]
+                stored = self._fetch(base, chain.from_iterable(places.get(name, ()) for name in near))
             if not isinstance(name, str) or name in self._passed:
                 yield group
                 continue

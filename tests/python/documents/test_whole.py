@@ -201,6 +201,9 @@ def test_body_lines_of_word_are_no_headings_and_no_code() -> None:
         ("Wingdings", "F06D", "\ufffd"),
         ("Arial", "D83D", "\ufffd"),
         ("Cambria Math", "2264", "≤"),
+        ("Times New Roman", "00E9", "é"),
+        ("Symbol", "zz", "\ufffd"),
+        ("Symbol", "110000", "\ufffd"),
     ],
 )
 def test_symbols_of_word(font: str, code: str, character: str) -> None:

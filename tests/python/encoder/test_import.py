@@ -61,6 +61,11 @@ def test_import_is_quick() -> None:
     assert seconds <= 0.2
 
 
+@pytest.mark.parametrize("name", ["kernels", "training"])
+def test_subpackages_are_imported_on_use(name: str) -> None:
+    assert run(f"import embedkit; print(embedkit.{name}.__name__)").strip() == f"embedkit.{name}"
+
+
 def test_public_surface() -> None:
     functions = {"active_isa", "list_models", "paraphrase_mining", "semantic_search"}
     classes = {"CrossEncoder", "Document", "Encoder", "Index"}

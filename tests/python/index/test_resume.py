@@ -31,6 +31,7 @@ from embedkit.index.build.resume import resumable_rows
 from embedkit.index.build.settings import Progress
 from embedkit.index.search import searcher
 from embedkit.index.storage import layout
+from embedkit.index.storage.document_store import DocumentReader, StoredDocument
 from embedkit.index.storage.generation import Generation
 from embedkit.index.storage.journal import Finished, Journal
 from embedkit.index.storage.layout import Writer
@@ -630,6 +631,23 @@ def test_few_long_texts_are_held_at_once(tmp_path: Path, change: str) -> None:
             assert tracemalloc.get_traced_memory()[1] < 12_000_000
         finally:
             tracemalloc.stop()
+
+
+def test_few_stored_texts_are_held_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetched: list[int] = []
+    fetch = DocumentReader.fetch
+
+    def counted(self: DocumentReader, rows: list[int]) -> dict[int, StoredDocument]:
+        fetched.append(len(rows))
+        return fetch(self, rows)
+
+    with Index.build(
+        tmp_path / "index", [Document("a", f"d{n}") for n in range(100)], FakeEncoder()
+    ) as index:
+        monkeypatch.setattr(DocumentReader, "fetch", counted)
+        index.upsert(Document("b" if n % 2 else "a", f"d{n}") for n in range(100))
+        assert sum(fetched) == 100 and max(fetched) <= 16
+        assert [document.text for document in index.get(["d0", "d99"])] == ["a", "b"]
 
 
 @needs_peak

@@ -225,16 +225,18 @@ def test_hits_are_written_within_the_timeout(service: SearchService, slow: _Slow
 def test_searches_that_wait_are_counted(service: SearchService) -> None:
     nothing: Pool[Any] = Pool([], Memory(None))
     state = State(Settings(Limits(queue_requests=3)), nothing, nothing, service, Metrics())
-    service.running = 3
+    service._running[service._pool] = 7  # four of them run
 
     async def ask() -> str:
         transport = httpx.ASGITransport(create_app(state))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             assert (await client.post("/v1/search", json={"query": "text"})).status_code == 429
+            beside = await client.post("/v1/search", json={"query": "text", "where": "id = '1'"})
+            assert beside.status_code == 200
             return (await client.get("/metrics")).text
 
     text = asyncio.run(ask())
-    assert "embedkit_searches 3.0" in text
+    assert "embedkit_searches 7.0" in text
     assert 'embedkit_rejected_total{reason="queue_full"} 1.0' in text
 
 

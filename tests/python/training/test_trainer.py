@@ -443,6 +443,14 @@ def test_a_run_killed_in_its_first_checkpoint_has_not_begun(content: dict[str, A
     assert train(make(content), tmp_path)["steps"] == 12
 
 
+def test_a_run_killed_before_its_result_is_finished(content: dict[str, Any], tmp_path: Path) -> None:
+    recipe = make(content, epochs=0)  # without checkpoints
+    result = train(recipe, tmp_path)
+    (tmp_path / "result.json").rename(tmp_path / "result.json.new")
+    assert train(recipe, tmp_path)["steps"] == result["steps"] == 0
+    assert (tmp_path / "result.json").is_file() and not (tmp_path / "result.json.new").exists()
+
+
 def test_a_run_stopped_after_its_last_step_is_finished(content: dict[str, Any], tmp_path: Path) -> None:
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
