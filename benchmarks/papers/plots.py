@@ -10,6 +10,8 @@ import numpy as np
 
 __all__ = ["plot", "plot_curves"]
 
+_COLORS = 10  # of matplotlib, which then begins again
+
 
 def plot(results: Mapping[str, Any], column: str, path: Path) -> None:
     """Plot one column with the standard deviation over the seeds, part by part, as a PNG."""
@@ -72,8 +74,9 @@ def plot_curves(results: Mapping[str, Any], score: str, path: Path) -> bool:
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(parts), 1, squeeze=False)[:, 0]
     for axis, (part, rows) in zip(axes, parts.items(), strict=True):
-        for name, steps, values in rows:
-            (line,) = axis.plot(steps, values.mean(0), label=name)
+        for number, (name, steps, values) in enumerate(rows):
+            style = "-" if number < _COLORS else "--"
+            (line,) = axis.plot(steps, values.mean(0), label=name, linestyle=style)
             if len(values) > 1:
                 low, high = values.mean(0) - values.std(0, ddof=1), values.mean(0) + values.std(0, ddof=1)
                 axis.fill_between(steps, low, high, alpha=0.2, color=line.get_color(), linewidth=0)
