@@ -12,18 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from .errors import ApiError, busy, gone
+from .errors import ApiError, busy
 from .metrics import ModelMetrics
 from .settings import Limits
 
-__all__ = ["WATCH_SECONDS", "Batcher", "Job", "too_late"]
+__all__ = ["Batcher", "Job", "too_late"]
 
 Compute = Callable[[Any, list[Any]], Any]
 
 _ROUND_SECONDS = 0.05  # what a short request waits for at most while a long one runs
 _LEAST_TOKENS = 512  # of a round: enough for the core to be fast
-WATCH_SECONDS = 0.02
-"""Shorter requests are not watched for a client that hangs up."""
 
 
 class Job:
@@ -138,17 +136,16 @@ class Batcher:
                 self._queued_tokens -= sum(job.tokens[job.next :])
                 self._charged -= job.charge
 
-    async def run(self, key: Hashable, items: list[Any], tokens: list[int], watch: Any = None) -> Any:
+    async def run(self, key: Hashable, items: list[Any], tokens: list[int]) -> Any:
         """The rows of ``items``, in their order.
 
         Args:
             key: goes to ``compute``; only items of one key share a call.
             items: at least one.
             tokens: of each item.
-            watch: a coroutine function that returns when the client has gone.
 
         Raises:
-            ApiError: 429, the queue is full; 504, the deadline has passed; 499, the client has gone.
+            ApiError: 429, the queue is full; 504, the deadline has passed.
             ValueError: of ``compute``.
         """
         loop = asyncio.get_running_loop()
@@ -170,24 +167,11 @@ class Batcher:
 
         job = Job(key, items, tokens, settled)
         self.submit(job)
-        timers = [loop.call_later(self._limits.timeout, fail, too_late(self._limits.timeout))]
-        watcher: list[asyncio.Task[None]] = []
-        if watch is not None:
-
-            async def wait_for_hang_up() -> None:
-                await watch()
-                fail(gone())
-
-            timers.append(
-                loop.call_later(WATCH_SECONDS, lambda: watcher.append(loop.create_task(wait_for_hang_up())))
-            )
+        timer = loop.call_later(self._limits.timeout, fail, too_late(self._limits.timeout))
         try:
             return await future
         finally:
-            for timer in timers:
-                timer.cancel()
-            for task in watcher:
-                task.cancel()
+            timer.cancel()
             if job.left:
                 self.withdraw(job)
 

@@ -240,9 +240,7 @@ class RerankModel:
         """A function that tells of each text whether it and ``query`` are longer than the model reads."""
         return self.encoder._engine.too_long(query, self.max_length)
 
-    async def score(
-        self, query: str, texts: list[str], raw: bool, watch: Any = None
-    ) -> npt.NDArray[np.float32]:
+    async def score(self, query: str, texts: list[str], raw: bool) -> npt.NDArray[np.float32]:
         """Scores (n,) of each text with the query: logits, or from 0 to 1 whatever activation the folder names.
 
         The APIs of Cohere and TEI promise the latter; the folders of many rerankers name none but the identity.
@@ -253,7 +251,7 @@ class RerankModel:
         tokens = [min(self.max_length, 3 + (len(query) + len(text)) // 4) for text in texts]
         pairs = [(query, text) for text in texts]
         scores: npt.NDArray[np.float32] = await self.batcher.run(
-            "identity" if raw else "sigmoid", pairs, tokens, watch
+            "identity" if raw else "sigmoid", pairs, tokens
         )
         return scores
 

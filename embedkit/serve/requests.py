@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 
 from ..inputs import windows
-from .batching import WATCH_SECONDS, too_late
+from .batching import too_late
 from .bodies import parse
 from .errors import ApiError, gone
 from .models import TEXTS_AT_ONCE, EmbeddingModel, Form, RerankModel
@@ -23,7 +23,6 @@ __all__ = [
     "check_count",
     "check_lengths",
     "check_pair_lengths",
-    "hang_up_of",
     "in_time",
     "prompt_of",
     "read",
@@ -44,6 +43,7 @@ _INPUT_TYPES = {
 _PARSED_HERE = 1 << 18  # bytes: about 2 ms; larger bodies are parsed on another thread
 _MOST_NUMBERS = 1 << 21  # of a body: parsing holds the interpreter, about 0.2 s for so many
 _STRING = re.compile(rb'"[^"]*"?')  # in a body without escapes; one that does not end has all that follows
+_WATCH_SECONDS = 0.02  # shorter requests are not watched for a client that hangs up
 _DISCARDED = 256 << 20  # bytes of a refused body that are read, so that the client hears why
 
 
@@ -122,7 +122,7 @@ async def _body(request: Request, limit: int) -> bytes:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-def hang_up_of(request: Request) -> Callable[[], Awaitable[None]]:
+def _hang_up_of(request: Request) -> Callable[[], Awaitable[None]]:
     """What waits until the client of a request, whose body was read, has gone."""
 
     async def wait() -> None:
@@ -143,11 +143,11 @@ async def in_time(request: Request, work: Coroutine[Any, Any, _T], begin: float)
     answer = asyncio.ensure_future(work)
     closed: asyncio.Future[None] | None = None
     try:
-        await asyncio.wait({answer}, timeout=min(left, WATCH_SECONDS))
+        await asyncio.wait({answer}, timeout=min(left, _WATCH_SECONDS))
         if not answer.done():
-            closed = asyncio.ensure_future(hang_up_of(request)())
+            closed = asyncio.ensure_future(_hang_up_of(request)())
             either: set[asyncio.Future[Any]] = {answer, closed}
-            await asyncio.wait(either, timeout=left - WATCH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, timeout=left - _WATCH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     finally:
         answer.cancel()  # no effect on one that is done
         if closed is not None:

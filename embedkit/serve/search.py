@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -28,7 +28,7 @@ from .bodies import LONGEST_CONDITION, SearchRequest
 from .errors import ApiError, busy, gone
 from .models import EmbeddingModel, Form
 from .rendering import dumps
-from .requests import check_count, hang_up_of, read
+from .requests import check_count, in_time, read
 from .settings import Limits
 from .state import State
 
@@ -120,56 +120,34 @@ class SearchService:
             "fingerprint": manifest.encoder.fingerprint,
         }
 
-    async def search(
-        self, body: SearchRequest, k: int, hang_up: Callable[[], Awaitable[None]]
-    ) -> list[list[Hit]]:
+    async def search(self, body: SearchRequest, k: int) -> list[list[Hit]]:
         """Hits of each query.
 
         Raises:
-            ApiError: 499, ``hang_up`` has returned; 400, 404: of the request.
+            ApiError: 400, 404: of the request.
         """
-        return await self._run(self._pool_of(body), lambda left: self._search(body, k, left), hang_up)
+        return await self._run(self._pool_of(body), lambda left: self._search(body, k, left))
 
-    async def written(
-        self,
-        body: SearchRequest,
-        queries: list[str],
-        found: list[list[Hit]],
-        hang_up: Callable[[], Awaitable[None]],
-    ) -> bytes:
-        """The hits of each query as JSON.
-
-        Raises:
-            ApiError: 499, ``hang_up`` has returned.
-        """
+    async def written(self, body: SearchRequest, queries: list[str], found: list[list[Hit]]) -> bytes:
+        """The hits of each query as JSON."""
         words = _analyzer(self.index.generation.manifest.language) if body.words else None
         return await self._run(
-            self._pool, lambda left: dumps(_rows(queries, found, body.explain, words, left)), hang_up
+            self._pool, lambda left: dumps(_rows(queries, found, body.explain, words, left))
         )
 
-    async def _run(
-        self,
-        pool: ThreadPoolExecutor,
-        work: Callable[[threading.Event], _T],
-        hang_up: Callable[[], Awaitable[None]],
-    ) -> _T:
-        """What ``work`` returns; it is not begun when nobody waits for it any more, and told so by its event."""
+    async def _run(self, pool: ThreadPoolExecutor, work: Callable[[threading.Event], _T]) -> _T:
+        """What ``work`` returns; if this is cancelled, it is not begun any more, or told so by its event."""
         left = threading.Event()
         self._running[pool] += 1
         waiting = pool.submit(work, left)
         done: asyncio.Future[_T] = asyncio.wrap_future(waiting)
         done.add_done_callback(partial(self._ended, pool))
-        closed: asyncio.Future[None] = asyncio.ensure_future(hang_up())
-        either: set[asyncio.Future[Any]] = {done, closed}
         try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({done})  # which leaves it running
         finally:
-            closed.cancel()
             waiting.cancel()  # no effect on one that runs or is done
             left.set()
-        if done.done():
-            return done.result()
-        raise gone()
+        return done.result()
 
     def _ended(self, pool: ThreadPoolExecutor, work: asyncio.Future[Any]) -> None:
         self._running[pool] -= 1
@@ -250,10 +228,7 @@ async def search(request: Request) -> Response:
     queries = _check(body, limits)
     if state.search.waiting(body) >= limits.queue_requests:
         raise busy("too many searches are waiting; try again later", 1)
-    try:
-        data = await asyncio.wait_for(_answer(request, body, queries), limits.timeout)
-    except asyncio.TimeoutError:
-        raise ApiError(504, "the search was not done in time", code="timeout") from None
+    data = await in_time(request, _answer(state, state.search, body, queries), time.monotonic())
     tail = {
         "documents": len(state.search.index),
         "took_ms": round((time.monotonic() - begin) * 1000, 2),
@@ -261,20 +236,17 @@ async def search(request: Request) -> Response:
     return Response(b'{"object":"list","data":%b,%b' % (data, dumps(tail)[1:]), media_type="application/json")
 
 
-async def _answer(request: Request, body: SearchRequest, queries: list[str]) -> bytes:
-    """The hits of each query as JSON; `search` bounds the time that all of it takes."""
-    state = State.of(request)
-    assert state.search is not None
-    hang_up = hang_up_of(request)
-    found = await state.search.search(body, _fetched(body), hang_up)
+async def _answer(state: State, service: SearchService, body: SearchRequest, queries: list[str]) -> bytes:
+    """The hits of each query as JSON."""
+    found = await service.search(body, _fetched(body))
     if body.rerank:
         name = body.rerank if isinstance(body.rerank, str) else None
         async with state.rerankers.use(name, "rerank") as (_, model):
             for at, hits in enumerate(found):
                 texts = [hit.text for hit in hits]
-                scores = await model.score(queries[at], texts, False, hang_up)
+                scores = await model.score(queries[at], texts, False)
                 found[at] = reordered(hits, scores, body.k)
-    return await state.search.written(body, queries, found, hang_up)
+    return await service.written(body, queries, found)
 
 
 def _rows(

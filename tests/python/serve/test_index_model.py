@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from running_server import RunningServer  # noqa: F401  (skips where the server's packages are missing)
-from test_search_service import forever
 
 from embedkit import Encoder, Index
 from embedkit.serve.bodies import SearchRequest
@@ -21,7 +20,7 @@ from embedkit.serve.state import State
 
 def searched(state: State, query: str) -> list[tuple[str, float]]:
     assert state.search is not None
-    (hits,) = asyncio.run(state.search.search(SearchRequest(query=query, hybrid=False), 3, forever))
+    (hits,) = asyncio.run(state.search.search(SearchRequest(query=query, hybrid=False), 3))
     return [(hit.id, hit.score) for hit in hits]
 
 
@@ -76,7 +75,7 @@ def test_a_model_that_reads_documents_in_windows_cuts_the_texts_of_requests(tmp_
     found = searched(state, texts[0])
     assert dict(found) == pytest.approx(dict(zip("012", scores, strict=True)), abs=1e-3)  # stored in 16 bits
     assert state.search is not None
-    ((like, *_),) = asyncio.run(state.search.search(SearchRequest(like="0"), 1, forever))
+    ((like, *_),) = asyncio.run(state.search.search(SearchRequest(like="0"), 1))
     assert like.score == pytest.approx(max(whole[0] @ whole[1], whole[0] @ whole[2]), abs=1e-3)
     assert dict(state.truncated()) == {"embedkit-256-int8": 2}
     state.close()

@@ -28,15 +28,11 @@ def service(tmp_path: Path) -> Iterator[SearchService]:
     made.close()
 
 
-async def forever() -> None:
-    await asyncio.sleep(100)
-
-
 def test_what_another_process_writes_is_found_after_a_while(
     service: SearchService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def found() -> str:
-        return asyncio.run(service.search(SearchRequest(query="a zyzzyva"), 1, forever))[0][0].id
+        return asyncio.run(service.search(SearchRequest(query="a zyzzyva"), 1))[0][0].id
 
     with Index.open(service.index.path, FakeEncoder()) as other:
         other.add([Document("a zyzzyva", "new")])
@@ -59,7 +55,7 @@ def test_the_index_that_is_open_serves_where_a_newer_one_cannot_be_read(
 
     monkeypatch.setattr("embedkit.serve.search._REFRESH_SECONDS", -1.0)
     monkeypatch.setattr(service.index, "refresh", fails)
-    (hits,) = asyncio.run(service.search(SearchRequest(query="text number 7"), 1, forever))
+    (hits,) = asyncio.run(service.search(SearchRequest(query="text number 7"), 1))
     assert (hits[0].id, tried) == ("7", [error])
 
 
@@ -80,11 +76,10 @@ def test_slow_conditions_leave_threads_to_other_searches(
     async def ask() -> None:
         conditions = [{"where": f"id != '{number}'"} for number in range(4)] + [{"filter": {"a": 1}}]
         waiting = [
-            asyncio.create_task(service.search(SearchRequest(query="text", **one), 1, forever))
-            for one in conditions
+            asyncio.create_task(service.search(SearchRequest(query="text", **one), 1)) for one in conditions
         ]
         await asyncio.to_thread(begun.acquire)
-        (hits,) = await asyncio.wait_for(service.search(SearchRequest(query="text number 7"), 1, forever), 20)
+        (hits,) = await asyncio.wait_for(service.search(SearchRequest(query="text number 7"), 1), 20)
         assert hits[0].id == "7"
         release.set()
         assert [len(hits) for (hits,) in await asyncio.gather(*waiting)] == [1, 1, 1, 1, 0]
