@@ -78,6 +78,7 @@ class SimilarSentences:
             self.model.tokenizer_folder,
             [text],
             self.model.options.max_length,
+            vectors=self.model.backbone.config.vocab_size,
             lowercase_first=self.model.lowercase_first,
         )
         end = store.suffix_ids[-1]

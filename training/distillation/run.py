@@ -219,7 +219,7 @@ def _texts(
         about |= {"query_prompt": options.query_prompt, "prompt_words": options.prompt_words}
     content = _content(paths, output)
     if train_file.is_file():
-        before = json.loads(about_file.read_text(encoding="utf-8")) if about_file.is_file() else {}
+        before = json.loads(about_file.read_text(encoding="utf-8"))
         was = before.pop("content", content)  # earlier versions wrote none
         if before == about and content in (was, None):
             return train_file, held_file
