@@ -13,12 +13,12 @@ from ...documents.passages import document_of
 from ..encoder import TextEncoder
 from ..storage.faiss_index import Float32Array
 from ..storage.generation import Generation
+from ..storage.segment import CHARACTERS_AT_ONCE
 from .settings import Mode
 
 __all__ = ["blocks", "check_new_id", "given_vector", "is_blank", "length_check", "with_id", "with_taken"]
 
 _AT_ONCE = 256
-_CHARACTERS_AT_ONCE = 4 << 20  # documents may have 64 MiB each
 _CUT = "--on-overflow truncate or window (Encoder(on_overflow=...))"
 _LATER = f"shorten it, or let the index take it: embedkit-index reembed {_CUT}"
 #: How a text that is too long comes into the index after all, by the command.
@@ -69,7 +69,7 @@ def blocks(groups: Iterable[list[Document]]) -> Iterator[list[list[Document]]]:
     for group in groups:
         block.append(group)
         characters += sum(len(document.text) for document in group if isinstance(document.text, str))
-        if len(block) == _AT_ONCE or characters >= _CHARACTERS_AT_ONCE:
+        if len(block) == _AT_ONCE or characters >= CHARACTERS_AT_ONCE:
             yield block
             block, characters = [], 0
     if block:

@@ -20,10 +20,10 @@ from .raw import FaissVectors, RawFile, RawVectors, best, exact_search, raw_size
 from .search_parameters import SearchParameters
 from .words import Words
 
-__all__ = ["Segment"]
+__all__ = ["CHARACTERS_AT_ONCE", "Segment"]
 
-
-_CHARACTERS_AT_ONCE = 4 << 20
+CHARACTERS_AT_ONCE = 4 << 20
+"""Of documents in memory together: one may have 64 MiB."""
 
 
 class Segment:
@@ -169,7 +169,7 @@ class Segment:
             documents.append(document)
             rows.append(row)
             characters += len(document.text)
-            if len(rows) == block or characters >= _CHARACTERS_AT_ONCE:
+            if len(rows) == block or characters >= CHARACTERS_AT_ONCE:
                 yield documents, self.raw.gather(np.array(rows))
                 documents, rows, characters = [], [], 0
         if rows:
