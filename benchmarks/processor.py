@@ -8,6 +8,7 @@ They find their batch size and streams anew in each case. The number of texts of
 is large enough for two batches of each thread, so runs on a large model take longer. ``--convert`` only fills the cache
 (exports, quantization with calibration), which needs no quiet machine. The measurement starts when the load average of
 the last minute is below ``--load``. A run that was stopped goes on from the cases in ``X.part.json`` beside ``--json``.
+A finished ``--json`` of the same processor and packages keeps its cases of other models: each has its own date.
 """
 
 import argparse
@@ -24,7 +25,7 @@ import lengths
 import numpy as np
 import shapes
 import throughput
-from peers import choose
+from peers import REGISTRY, choose, peer_class
 from peers.worker import PeerFailed, Worker
 
 
@@ -116,6 +117,31 @@ def begun(path: Path | None, about: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def earlier(path: Path | None, about: dict[str, Any]) -> list[dict[str, Any]]:
+    """The cases of a finished result of the same processor and packages (``about``)."""
+    if path is None or not path.is_file():
+        return []
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    same = [found["machine"][name] == about["machine"][name] for name in ("cpu_family_model", "cpu_flags")]
+    packages = {
+        peer_class(key).packages[0] for key in REGISTRY
+    }  # a table names no version of their dependencies
+    same += [found["versions"].get(name) == about["versions"].get(name) for name in packages]
+    if not all(same):
+        print(f"{path} is of another processor or other packages, and will be replaced")
+        return []
+    cases: list[dict[str, Any]] = found["cases"]
+    return cases
+
+
+def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The cases of ``new``, and those of ``old`` of other models, in the order of ``old``."""
+    order = list(dict.fromkeys(case["model"] for case in [*old, *new]))
+    measured = {case["model"] for case in new}
+    cases = [*(case for case in old if case["model"] not in measured), *new]
+    return sorted(cases, key=lambda case: order.index(case["model"]))
+
+
 def main() -> None:
     """Measure every case, print and write."""
     options = arguments()
@@ -139,6 +165,7 @@ def main() -> None:
         about = common.report(
             "processor", machine=common.machine_info(), versions=throughput.versions(chosen)
         )
+        others = earlier(options.json, about)
         result = begun(options.json, about)
         done = {(one["model"], one["case"]) for one in result["cases"]}
         start = time.monotonic() - 60 * result["minutes"]
@@ -154,7 +181,7 @@ def main() -> None:
                 if options.json:
                     common.write_json(options.json, result, finished=False)
         if options.json:
-            common.write_json(options.json, result)
+            common.write_json(options.json, {**result, "cases": merged(others, result["cases"])})
         if options.plot:
             throughput.plot(result["cases"][0], options.plot)
 

@@ -21,13 +21,13 @@ def built_in(result: dict[str, Any]) -> str:
 
 
 def machine(result: dict[str, Any]) -> str:
-    """The processor, its generation where known, its best instruction set, and the day."""
+    """The processor, its generation where known, its best instruction set, and the day or days."""
     about = result["machine"]
     generation = _GENERATIONS.get(about.get("cpu_family_model"), "")
     flags = [f for f in ("amx_int8", "avx512_vnni", "avx_vnni", "avx2", "asimd") if f in about["cpu_flags"]]
-    return (
-        f"{about['cpu']} ({generation}{flags[0] if flags else 'unknown vector flags'}), {result['date'][:10]}"
-    )
+    days = sorted(one.get("date", result["date"])[:10] for one in result.get("cases", [result]))
+    when = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
+    return f"{about['cpu']} ({generation}{flags[0] if flags else 'unknown vector flags'}), {when}"
 
 
 def named(result: dict[str, Any], packages: tuple[str, ...]) -> str:

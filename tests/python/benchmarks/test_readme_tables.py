@@ -74,6 +74,17 @@ def test_settings_of_another_model_are_confessed() -> None:
     assert f"{row['name']} (64x2)" in text
 
 
+def test_a_table_names_the_days_of_its_cases() -> None:
+    import readme_cells
+
+    result = result_of("cpu-zen5")
+    for case in result["cases"]:
+        case["date"] = "2026-11-28T05:00:00Z"
+    assert readme_cells.machine(result).endswith(", 2026-11-28")
+    result["cases"][0]["date"] = "2026-11-30T03:00:00Z"
+    assert readme_cells.machine(result).endswith(", 2026-11-28 to 2026-11-30")
+
+
 def test_a_result_without_a_table_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     import common
     import readme

@@ -79,3 +79,32 @@ def test_a_stopped_run_goes_on_where_nothing_has_changed(
     for changed in ({"versions": {"torch": "3"}}, {"machine": {"cpu": "two", "load_before": [0.1]}}):
         assert processor.begun(file, about(**changed))["cases"] == []
         assert "begun anew" in capsys.readouterr().out
+
+
+def test_a_result_of_the_same_processor_keeps_its_other_models(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import common
+    import processor
+
+    def about(family: str = "25/17", openvino: str = "2", torch: str = "2") -> dict[str, Any]:
+        machine = {"cpu_family_model": family, "cpu_flags": ["avx2"]}
+        return common.report("processor", machine=machine, versions={"openvino": openvino, "torch": torch})
+
+    def case(model: str, case: str, rate: int) -> dict[str, Any]:
+        return {"model": model, "case": case, "rate": rate}
+
+    file = tmp_path / "cpu.json"
+    assert processor.earlier(file, about()) == []
+    old = [case(model, length, 1) for model in ("minilm", "bge") for length in ("short", "256")]
+    common.write_json(file, about() | {"cases": old})
+    for other in (about(family="23/49"), about(openvino="3")):
+        assert processor.earlier(file, other) == []
+        assert "will be replaced" in capsys.readouterr().out
+    found = processor.earlier(file, about(torch="3"))
+    assert found == old
+    new = [case(model, length, 2) for model in ("bert", "minilm") for length in ("short", "256")]
+    rates = [(one["model"], one["case"], one["rate"]) for one in processor.merged(found, new)]
+    assert rates == [
+        (m, c, 1 if m == "bge" else 2) for m in ("minilm", "bge", "bert") for c in ("short", "256")
+    ]
