@@ -57,9 +57,12 @@ def note_text(results: Mapping[str, Any]) -> str:
 
 
 def _significance(difference: Mapping[str, Any]) -> str:
+    if difference["seeds"] == 1:
+        return " (one seed)"
     if difference["p"] is None:
         return ""
-    return f" (p = {difference['p']:.2g}, paired t-test over {difference['seeds']} seeds)"
+    verdict = "" if difference["p"] < 0.05 else "not significant: "
+    return f" ({verdict}p = {difference['p']:.2g}, paired t-test over {difference['seeds']} seeds)"
 
 
 def _score(score: Mapping[str, float] | None, seeds: int) -> str:

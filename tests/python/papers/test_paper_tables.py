@@ -203,7 +203,7 @@ def test_a_paper_stands_beside_ours_and_a_claim_has_its_significance(tmp_path: P
         "What it shows, as differences of the means:",
         "",
         "- teachers help (dev): taught against plain +0.33 (p = 0.035, paired t-test over 3 seeds); "
-        "plain against start +12.00",
+        "plain against start +12.00 (one seed)",
         "",  # the other claim is about `later`, which is not measured
     ]
 
