@@ -1,6 +1,6 @@
 """Speed of each kernel, and its share of the peak of the processor or GPU.
 
-    python benchmarks/kernels.py --device cpu  [--op int8_linear,gelu] [--json OUT.json]
+    python benchmarks/kernels.py --device cpu  [--op linear_int8,gelu] [--json OUT.json]
     python benchmarks/kernels.py --device cuda [--op varlen_attention] [--tune] [--json OUT.json]
 
 On a CPU, kernels run on every instruction set of the machine (or that of EMBEDKIT_ISA), on one thread with the
@@ -26,9 +26,9 @@ import common
 
 #: Operation -> shapes (rows, columns, out_features).
 CPU_OPS: dict[str, list[tuple[int, int, int]]] = {
-    "int8_linear": [(128, 384, 1152), (128, 384, 384), (128, 384, 1536), (128, 1536, 384), (16, 384, 1152)],
-    "bf16_linear": [(128, 384, 1152), (128, 1536, 384), (16, 384, 1152)],
-    "fp32_linear": [(128, 384, 1152), (128, 384, 384), (128, 384, 1536), (128, 1536, 384), (16, 384, 1152)],
+    "linear_int8": [(128, 384, 1152), (128, 384, 384), (128, 384, 1536), (128, 1536, 384), (16, 384, 1152)],
+    "linear_bf16": [(128, 384, 1152), (128, 1536, 384), (16, 384, 1152)],
+    "linear_fp32": [(128, 384, 1152), (128, 384, 384), (128, 384, 1536), (128, 1536, 384), (16, 384, 1152)],
     "attention": [(16, 32, 0), (64, 32, 0), (256, 32, 0), (64, 64, 0)],
     "attention_bf16": [(16, 32, 0), (64, 32, 0), (256, 32, 0), (64, 64, 0)],
     "attention_int8": [(16, 32, 0), (64, 32, 0), (256, 32, 0), (64, 64, 0)],
@@ -96,8 +96,8 @@ def cpu_work(operation: str, shape: tuple[int, int, int], eight: int) -> tuple[s
         eight: bytes of a quantized activation.
     """
     rows, columns, outputs = shape
-    if operation.endswith("_linear"):
-        return operation.removesuffix("_linear"), 2.0 * rows * columns * outputs
+    if operation.startswith("linear_"):
+        return operation.removeprefix("linear_"), 2.0 * rows * columns * outputs
     if operation.startswith("attention"):
         return operation.partition("_")[2] or "fp32", 4.0 * rows * rows * columns
     of_each = {"gelu": 4 + eight, "layer_norm": 12 + eight, "quantize": 4 + eight, "rotate": 16}

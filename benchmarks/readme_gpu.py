@@ -40,6 +40,11 @@ def throughput_on_a_gpu(result: dict[str, Any]) -> str:
         f"{result['threads']} threads included, median of {result['rounds']} alternating runs, each package at its",
         f"{best_batch(result['rows']).removeprefix('its ')}. {result['machine']['gpu']}; {machine(result)}.",
     ]
+    if any("alone" in row for row in result["rows"]):
+        caption.append(
+            "Without tokenization: embedkit from tokens to vectors in memory, with packing and both copies, one window after\n"
+            "the other; sentence-transformers the model alone, on padded batches that are on the GPU."
+        )
     if scored:
         mean = sum(scored.values()) / len(scored)
         caption.append(

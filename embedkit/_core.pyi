@@ -42,7 +42,7 @@ def measure_kernel(
     """Seconds of the fastest call of one kernel on one thread, its operands in the cache.
 
     Args:
-        operation: "int8_linear", "bf16_linear", "fp32_linear" (rows, columns) to (rows, out_features); "attention", a
+        operation: "linear_int8", "linear_bf16", "linear_fp32" (rows, columns) to (rows, out_features); "attention", a
             sequence of ``rows`` tokens and a head of ``columns`` values; "rotate", "quantize", "gelu" and
             "layer_norm" (both with their quantized result) on (rows, columns); "copy", of as many floats.
         isa: one of `available_isas`, by default `active_isa`.

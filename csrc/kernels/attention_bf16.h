@@ -136,12 +136,12 @@ class Bf16Attention {
     hide(scores, visible, seen, lowest);
     const float high = highest<V>(scores, visible);
     const auto scale = V::set1(factor * kLog2E);
-    const auto shift = V::set1(-high * factor * kLog2E);
+    const auto shift = V::set1(high);
     auto sums = V::zero();
     auto* p = reinterpret_cast<uint16_t*>(base_ + at_.p) + r * at_.keys;
     // What is hidden, or past the last key, has 2^-150, which is 0.
     const auto power = [&](typename V::F s) {
-      return power_of_two<V>(V::max(V::fma(s, scale, shift), V::set1(-150.0f)));
+      return power_of_two<V>(V::max(V::mul(V::sub(s, shift), scale), V::set1(-150.0f)));
     };
     for (size_t j = 0; j < padded; j += V::kLanes) {
       const auto s = V::load(scores + j);

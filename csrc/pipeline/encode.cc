@@ -189,13 +189,14 @@ class Run {
     encoded_.reset();
     next_batch_.store(0, std::memory_order_relaxed);
 
-    // More threads than processors do no harm to whole batches, but the workers of a lone text wait for
+    // More threads than processors do no harm to whole batches, but workers that share a batch wait for
     // each other.
-    static LoneCalls lone_calls;
-    const bool lone = bytes <= kLoneBytes;
-    int threads = lone ? std::min(options_.threads, default_threads()) : options_.threads;
-    if (lone && threads > 1 && !lone_calls.may_share()) threads = 1;
-    const auto begun = std::chrono::steady_clock::now();
+    lone_ = bytes <= kLoneBytes;
+    shared_batch_ = false;
+    const bool few = lone_ || texts < static_cast<size_t>(options_.threads);
+    int threads = few ? std::min(options_.threads, default_threads()) : options_.threads;
+    if (lone_ && threads > 1 && !lone_calls().may_share()) threads = 1;
+    begun_ = std::chrono::steady_clock::now();
     clocks_.assign(options_.profile ? static_cast<size_t>(threads) : 0, StageClock());
     const std::chrono::nanoseconds waited = ThreadPool::shared().run(threads, [&](Worker worker) {
       const StageClock::Running clock(options_.profile ? &clocks_[static_cast<size_t>(worker.index)]
@@ -206,7 +207,7 @@ class Run {
         window_.tokenize(source_, options_, worker, (*lease).scratch, stop_);
       });
       StageClock::lap(Stage::kTokenize);
-      if (!lone) tokenized_.wait(worker, stop_);
+      if (!lone_) tokenized_.wait(worker, stop_);
       worker.sync();
       StageClock::lap(Stage::kWait);
       if (worker.index == 0) {
@@ -225,11 +226,16 @@ class Run {
         StageClock::lap(Stage::kWait);
       }
     });
-    if (lone && threads > 1) lone_calls.shared(waited, std::chrono::steady_clock::now() - begun);
+    if (shared_batch_) lone_calls().shared(waited, std::chrono::steady_clock::now() - begun_);
     for (const StageClock& clock : clocks_)
       for (size_t i = 0; i < stats_.stages.size(); ++i) stats_.stages[i] += clock.times()[i];
     error_.rethrow();
     delivery_.end_window();
+  }
+
+  static LoneCalls& lone_calls() {
+    static LoneCalls calls;
+    return calls;
   }
 
   /// Sorts the window's sequences by length, longest first, and cuts the batches.
@@ -249,9 +255,11 @@ class Run {
     batches_.assign(1, 0);
     const auto count = static_cast<size_t>(workers);
     const size_t most = options_.batch_size == 0 ? order_.size() : options_.batch_size;
-    shared_batch_ =
-        workers > 1 && order_.size() <= most && (tokens <= kSharedTokens * count || order_.size() < count);
+    shared_batch_ = workers > 1 && order_.size() <= most &&
+                    (tokens <= kSharedTokens * count || order_.size() < count) &&
+                    (lone_ || (workers <= default_threads() && lone_calls().may_share()));
     if (shared_batch_) {
+      if (!lone_) begun_ = std::chrono::steady_clock::now();
       batches_.push_back(order_.size());
       gather(0, state.batch);
       encoder_.prepare(state.batch, state.workspace, workers);
@@ -334,7 +342,9 @@ class Run {
   std::vector<size_t> batches_;     // bounds in order_
   std::atomic<size_t> next_batch_{0};
   Finished tokenized_, encoded_;
-  bool shared_batch_ = false;
+  bool lone_ = false;          // the window is small enough to be shared before its tokens are counted
+  bool shared_batch_ = false;  // the workers wait for each other in each layer,
+  std::chrono::steady_clock::time_point begun_;  // from here on
   ThreadState* shared_state_ = nullptr;
   bool planned_ = false;  // written by worker 0 between two syncs
 };

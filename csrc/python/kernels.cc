@@ -72,9 +72,9 @@ class Operands {
     const auto restore = [this] { std::memcpy(x_.data(), source_.data(), x_.size() * sizeof(float)); };
     if (operation == "copy")
       return {[] {}, [this] { std::memcpy(x_.data(), source_.data(), rows_ * columns_ * sizeof(float)); }};
-    if (operation == "int8_linear") return int8_linear();
-    if (operation == "fp32_linear") return fp32_linear();
-    if (operation == "bf16_linear") return bf16_linear();
+    if (operation == "linear_int8") return linear_int8();
+    if (operation == "linear_fp32") return linear_fp32();
+    if (operation == "linear_bf16") return linear_bf16();
     if (operation == "attention") return attention(kernels_.attention);
     if (operation == "attention_bf16") return attention(kernels_.bf16.attention);
     if (operation == "attention_int8") return attention(kernels_.attention_int8);
@@ -108,7 +108,7 @@ class Operands {
               }};
     }
     throw py::value_error(concat("operation is '", operation,
-                                 "'; expected one of int8_linear, bf16_linear, fp32_linear, attention, "
+                                 "'; expected one of linear_int8, linear_bf16, linear_fp32, attention, "
                                  "attention_bf16, attention_int8, "
                                  "rotate, quantize, gelu, layer_norm, copy"));
   }
@@ -133,7 +133,7 @@ class Operands {
             per_output_.data(), per_output_.data(), per_output_.data()};
   }
 
-  Case int8_linear() {
+  Case linear_int8() {
     quantized();
     linear_ = packed(kernels_.packed_int8_bytes(out_features_, columns_), kernels_.quantized_panel);
     std::vector<int8_t> weights(out_features_ * columns_);
@@ -149,7 +149,7 @@ class Operands {
             [this] { kernels_.linear_int8(quantized_, rows_, linear_, 0, panels_, out_.data(), ld_out_); }};
   }
 
-  Case bf16_linear() {
+  Case linear_bf16() {
     quantized_ = {nullptr, round_up(columns_, kernels_.bf16.group) * sizeof(uint16_t) + 64, nullptr, nullptr,
                   QuantizedRows::Form::kBf16};
     bytes_.reset(rows_ * quantized_.stride);
@@ -162,7 +162,7 @@ class Operands {
             [this] { kernels_.bf16.linear(quantized_, rows_, linear_, 0, panels_, out_.data(), ld_out_); }};
   }
 
-  Case fp32_linear() {
+  Case linear_fp32() {
     linear_ = packed(kernels_.packed_fp32_bytes(out_features_, columns_), kernels_.panel);
     const AlignedBuffer<float> weights = values(out_features_, columns_);
     kernels_.pack_fp32(weights.data(), out_features_, columns_, packed_.data());
@@ -209,7 +209,7 @@ double measure_kernel(const std::string& operation, size_t rows, size_t columns,
   constexpr size_t kMost = size_t{1} << 20;
   if (rows == 0 || columns == 0 || rows > kMost || columns > kMost || out_features > kMost)
     throw py::value_error("rows and columns must be 1 to 2^20, out_features at most that");
-  const bool product = operation.size() > 7 && operation.compare(operation.size() - 7, 7, "_linear") == 0;
+  const bool product = operation.starts_with("linear_");
   if (product != (out_features > 0)) throw py::value_error("out_features belongs to the products");
   if (operation == "rotate" && columns % 2 != 0)
     throw py::value_error("rotate turns pairs: give even columns");

@@ -140,6 +140,21 @@ void check_exact(const Attention& attention, size_t length, size_t head_size, do
   }
 }
 
+/// Scores beyond what floats tell apart still make a mean of the values.
+void check_huge(const Attention& attention, size_t length, size_t head_size) {
+  Matrix qkv(length, 3 * head_size, static_cast<unsigned>(length + head_size), -1, 1);
+  Matrix out(length, head_size, 1, 7, 7);
+  std::vector<float> scratch(attention.scratch(length, head_size) + Kernels::kSlack);
+  for (size_t i = 0; i < length; ++i)
+    for (size_t d = 0; d < 2 * head_size; ++d) qkv.row(i)[d] *= 1e5f;
+  const float* q = qkv.row(0);
+  const AttentionTask task{q,         q + head_size, q + 2 * head_size, qkv.ld, length,
+                           head_size, 0.25f,         out.row(0),        out.ld, scratch.data()};
+  attention.run(&task, 1);
+  for (size_t i = 0; i < length; ++i)
+    for (size_t d = 0; d < head_size; ++d) CHECK(std::abs(out.row(i)[d]) < 1.01f);
+}
+
 /// Heads of one call, among them some with scores that need their maximum, are those of calls of their own,
 /// to the bit, whatever the scratch memory holds before.
 void check_heads(const Attention& attention, size_t length, size_t head_size) {
@@ -177,6 +192,11 @@ int main() {
         for (const Attention* attention :
              {&kernels->attention, &kernels->bf16.attention, &kernels->attention_int8})
           check_heads(*attention, length, head_size);
+  for (const Kernels* kernels : all_kernels())
+    for (const size_t length : {2ul, 17ul, 130ul})
+      for (const Attention* attention :
+           {&kernels->attention, &kernels->bf16.attention, &kernels->attention_int8})
+        check_huge(*attention, length, 64);
   for (const Isa isa : available_isas()) {
     const Kernels& kernels = kernels_for(isa);
     // A text without tokens has nothing to attend to.

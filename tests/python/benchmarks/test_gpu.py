@@ -202,20 +202,20 @@ def test_every_kernel_of_the_core_is_timed(tmp_path: Path) -> None:
     done = subprocess.run(script, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     rows = json.loads(file.read_text())["rows"]
-    assert {row["op"] for row in rows} >= {"int8_linear", "fp32_linear", "attention", "gelu", "layer_norm"}
+    assert {row["op"] for row in rows} >= {"linear_int8", "linear_fp32", "attention", "gelu", "layer_norm"}
     assert all(row["rate"] > 0 and row["ceiling"] > 0 for row in rows)
     script = [sys.executable, str(BENCHMARKS / "kernels.py"), "--op", "softmax"]
     done = subprocess.run(script, capture_output=True, text=True, check=False, timeout=300)
-    assert "no operation 'softmax' on this device; there are int8_linear" in done.stderr
+    assert "no operation 'softmax' on this device; there are linear_int8" in done.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("gemm", 1, 1), "operation is 'gemm'; expected one of int8_linear"),
+        (("gemm", 1, 1), "operation is 'gemm'; expected one of linear_int8"),
         (("gelu", 0, 1), "rows and columns must be"),
         (("gelu", 1, 1, 5), "out_features belongs to the products"),
-        (("int8_linear", 1, 1), "out_features belongs to the products"),
+        (("linear_int8", 1, 1), "out_features belongs to the products"),
         (("rotate", 2, 3), "give even columns"),
         (("gelu", 1, 1, 0, "sse9"), "isa is 'sse9'; this machine has reference"),
     ],
