@@ -161,7 +161,8 @@ def load_encoder(
         **encoder.prompts,
         **{name: text for name, text in prompts.items() if text is not None},
     }
-    if encoder.get_embedding_dimension() > manifest.dimension:
+    dimension = encoder.get_embedding_dimension()
+    if dimension != manifest.dimension <= encoder._engine.folder.dimension:  # with more, it is another model
         encoder.truncate_dim = manifest.dimension
     return encoder
 
@@ -249,6 +250,8 @@ class LazyEncoder:
         force: bool,
     ) -> None:
         """For the generation of ``manifest`` of the index at ``root``; the others are as in `Index.open`."""
+        if given and isinstance(given, (str, os.PathLike)) and (folder := expanded(given)).is_dir():
+            given = folder.absolute()  # it may be loaded in another working directory
         self._root = root
         self._manifest = manifest
         self._given = given
