@@ -104,6 +104,10 @@ def similarity(a: npt.ArrayLike, b: npt.ArrayLike, name: str) -> npt.NDArray[np.
 def similarity_pairwise(a: npt.ArrayLike, b: npt.ArrayLike, name: str) -> npt.NDArray[np.float32]:
     """Scores (n,) of ``a[i]`` with ``b[i]``; both (n, d), or one of them (1, d) for all of the other."""
     x, y = _float(a, "a"), _float(b, "b")
+    if x.shape == (0,):  # as `encode` returns it for no texts
+        x = x.reshape(0, y.shape[-1])
+    if y.shape == (0,):
+        y = y.reshape(0, x.shape[-1])
     _check_shapes(x, y, pairwise=True)
     if name in ("cosine", "dot"):
         if name == "cosine":
