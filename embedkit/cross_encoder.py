@@ -16,6 +16,7 @@ from .backends.opening import OpenOptions, default_threads
 from .backends.pair_engine import PairEngine
 from .inputs import as_pairs, check_collection, pair_windows, progress
 from .loaded_model import HubOptions, LoadedModel
+from .output import import_torch
 
 __all__ = ["CrossEncoder"]
 
@@ -179,6 +180,7 @@ class CrossEncoder(LoadedModel[PairEngine]):
         Raises:
             TypeError: an item is not a pair of texts; the message gives its index.
             ValueError: an argument is invalid, a text is not valid Unicode, or the model is closed.
+            ImportError: torch tensors are requested, and torch is not installed.
         """
         check_unsupported("predict", unsupported)
         if device is not None:
@@ -189,9 +191,7 @@ class CrossEncoder(LoadedModel[PairEngine]):
             scores = _softmax(scores)
         result: Any = scores
         if convert_to_tensor or not convert_to_numpy:
-            import torch
-
-            result = torch.from_numpy(scores)
+            result = import_torch().from_numpy(scores)
             if not convert_to_tensor:
                 result = list(result)
         return result[0] if single else result

@@ -29,7 +29,7 @@ from .output import to_torch
 if TYPE_CHECKING:
     from .backends.onnx_session import Provider
 
-__all__ = ["Encoder"]
+__all__ = ["Encoder", "prompt_of"]
 
 Texts = Iterable[str]
 Vectors = npt.NDArray[Any]
@@ -313,12 +313,13 @@ class Encoder(DropIn):
         return self.encode(sentences, prompt_name, prompt, *args, **{"task": "document", **options})
 
     def _document_prompt_name(self) -> str | None:
+        """The name of the prompt of documents; None for the default one."""
         return next((name for name in ("document", "passage", "corpus") if name in self.prompts), None)
 
     def _document_tokens(self, text: str) -> tuple[int, int]:
         """The number of tokens of ``text`` as `encode_document` reads it, and the most that it takes."""
         engine = self._engine.of("document")
-        (ids,) = engine.token_ids([self._prompt_text(self._document_prompt_name()) + text], sys.maxsize)
+        (ids,) = engine.token_ids([f"{prompt_of(self, 'document')}{text}"], sys.maxsize)
         return len(ids), self._length_on(engine)
 
     def encode_iter(
@@ -442,3 +443,16 @@ class Encoder(DropIn):
     def eval(self: _Self) -> _Self:
         """Return the encoder; evaluators of sentence-transformers call this. There is no training mode."""
         return self
+
+
+def prompt_of(encoder: Any, task: Literal["query", "document"]) -> str | None:
+    """What `Encoder.encode_query` or `Encoder.encode_document` puts before each text.
+
+    Of an encoder of another class its prompt of that name, None if it has none.
+    """
+    if not isinstance(encoder, Encoder):
+        told: str | None = encoder.prompts.get(task)
+        return told
+    return encoder._prompt_text(
+        encoder._query_prompt() if task == "query" else encoder._document_prompt_name()
+    )

@@ -13,6 +13,7 @@ __all__ = [
     "NUMPY_DTYPES",
     "checked_ranges",
     "convert",
+    "import_torch",
     "output_width",
     "similarity",
     "similarity_pairwise",
@@ -104,6 +105,10 @@ def similarity(a: npt.ArrayLike, b: npt.ArrayLike, name: str) -> npt.NDArray[np.
 def similarity_pairwise(a: npt.ArrayLike, b: npt.ArrayLike, name: str) -> npt.NDArray[np.float32]:
     """Scores (n,) of ``a[i]`` with ``b[i]``; both (n, d), or one of them (1, d) for all of the other."""
     x, y = _float(a, "a"), _float(b, "b")
+    if x.shape == (0,):  # as `encode` returns it for no texts
+        x = x.reshape(0, y.shape[-1])
+    if y.shape == (0,):
+        y = y.reshape(0, x.shape[-1])
     _check_shapes(x, y, pairwise=True)
     if name in ("cosine", "dot"):
         if name == "cosine":
@@ -188,7 +193,23 @@ def to_torch(result: Any, *, one: bool) -> Any:
     """Results as torch tensors, ``one`` or a list: of numpy arrays on the CPU, tensors where they are.
 
     Raises:
-        ImportError: torch is not installed.
+        ImportError: as `import_torch`.
+    """
+    torch = import_torch()
+    if one and not isinstance(result, list):
+        return (
+            torch.as_tensor(result)
+            if len(result)
+            else torch.tensor([], device=getattr(result, "device", None))
+        )
+    return [torch.as_tensor(row) for row in result]
+
+
+def import_torch() -> Any:
+    """The module, for results that are requested as its tensors.
+
+    Raises:
+        ImportError: it is not installed.
     """
     try:
         import torch
@@ -197,10 +218,4 @@ def to_torch(result: Any, *, one: bool) -> Any:
             "torch is not installed, and torch tensors were requested: pip install torch, "
             "or leave convert_to_numpy=True and convert_to_tensor=False for numpy arrays"
         ) from None
-    if one and not isinstance(result, list):
-        return (
-            torch.as_tensor(result)
-            if len(result)
-            else torch.tensor([], device=getattr(result, "device", None))
-        )
-    return [torch.as_tensor(row) for row in result]
+    return torch

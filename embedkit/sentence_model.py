@@ -236,7 +236,9 @@ class SentenceModel(LoadedModel[Engine]):
 
         Raises:
             FileExistsError: the folder exists and is not empty.
-            ValueError: fp32 is requested of int8 weights without ``dequantize``, or the ranges do not fit.
+            TypeError: a prompt is not a str.
+            ValueError: fp32 is requested of int8 weights without ``dequantize``, the ranges do not fit, or
+                `default_prompt_name` is none of `prompts`.
         """
         from .model_folder.saving import write_folder
 
@@ -245,6 +247,12 @@ class SentenceModel(LoadedModel[Engine]):
             raise ValueError(
                 f"an encoder with the ONNX backend cannot be saved; copy its folder {engine.folder.path} instead"
             )
+        self._prompt_text(
+            None
+        )  # raises for a default prompt that there is not: the folder could not be opened
+        prompts = check_prompts(self.prompts)
+        for name, text in prompts.items():
+            check_unicode(f"prompts[{name!r}]", text)
         width = self.get_embedding_dimension()
         kept = engine.folder.ranges(width) if ranges is None else checked_ranges(ranges, width)
         if precision == "auto":
@@ -265,10 +273,10 @@ class SentenceModel(LoadedModel[Engine]):
             expanded(folder),
             precision=precision,
             settings=Settings(
-                self.prompts,
+                prompts,
                 self.default_prompt_name,
                 self._max_length,
-                self.truncate_dim,
+                None if self.truncate_dim is None else width,
                 self.similarity_fn_name,
             ),
             ranges=kept,

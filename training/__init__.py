@@ -43,9 +43,22 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """The public names, imported on demand: `embedkit.training.evaluate` needs no torch."""
+    """The public names, imported on demand: `embedkit.training.evaluate` needs no torch.
+
+    Raises:
+        ImportError: a package that training needs is not installed.
+    """
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    try:
+        module = import_module(f"{__name__}.{_MODULES[name]}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "embedkit":
+            raise
+        raise ImportError(
+            f"embedkit.training.{name} needs {error.name}, which is not installed: pip install 'embedkit[train]'",
+            name=error.name,
+        ) from error
+    return getattr(module, name)

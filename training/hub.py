@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 __all__ = ["push_to_hub"]
 
 
 def push_to_hub(
-    folder: Path,
+    folder: str | os.PathLike[str],
     repository: str,
     *,
     private: bool = False,
@@ -33,6 +34,7 @@ def push_to_hub(
         ValueError: the name of the repository is no such name.
         OSError: the Hub cannot be reached, or refuses.
     """
+    folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder} holds no config.json; give the folder `model` of a finished run")
     check_repository(repository)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import os
 import types
 import typing
 from collections.abc import Callable
@@ -255,7 +256,7 @@ def _loader() -> type[yaml.SafeLoader]:
     return Loader
 
 
-def load_recipe(path: Path, overrides: typing.Sequence[str] = ()) -> Recipe:
+def load_recipe(path: str | os.PathLike[str], overrides: typing.Sequence[str] = ()) -> Recipe:
     """Read and check a recipe.
 
     Args:
@@ -266,7 +267,7 @@ def load_recipe(path: Path, overrides: typing.Sequence[str] = ()) -> Recipe:
         ValueError: a key is unknown (a similar one is suggested), or a value has the wrong type or range.
     """
     try:
-        return _load(path, overrides)
+        return _load(Path(path), overrides)
     except RecursionError:
         raise ValueError(
             f"{path}: a value is nested too deeply, or holds itself (an alias *NAME in the value of &NAME)"

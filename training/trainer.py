@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import math
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,10 +48,10 @@ _AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 def train(
     recipe: Recipe,
-    output: Path,
+    output: str | os.PathLike[str],
     *,
-    data_root: Path | None = None,
-    cache: Path | None = None,
+    data_root: str | os.PathLike[str] | None = None,
+    cache: str | os.PathLike[str] | None = None,
     evaluators: Mapping[str, Evaluator] | None = None,
     callbacks: Sequence[TrainerCallback] = (),
     report_to: Sequence[str] = (),
@@ -80,14 +81,14 @@ def train(
     if recipe.postprocess is not None and evaluators:
         raise ValueError("evaluators select checkpoints, and a postprocess step has none; remove them")
     check_reports(report_to)
-    output = output.absolute()  # checkpoints refer to each other by path
+    output = Path(output).absolute()  # checkpoints refer to each other by path
     output.mkdir(parents=True, exist_ok=True)
     with alone(output):
         return _train(
             recipe,
             output=output,
             root=root_folder(data_root),
-            cache=cache,
+            cache=None if cache is None else Path(cache),
             evaluators=evaluators,
             callbacks=callbacks,
             report_to=report_to,

@@ -139,7 +139,9 @@ class Session:
             self._session = ort.InferenceSession(
                 str(path), options, providers=[*providers], enable_fallback=False
             )
-        except Exception as error:  # the exceptions of onnxruntime have no common base
+        except Exception as error:
+            if not _of_onnxruntime(error):
+                raise
             raise ValueError(
                 f"{path}: ONNX Runtime cannot open this graph ({_short(error)}). Fetch or export the model "
                 "again, with the files that hold the graph's weights."
@@ -245,12 +247,20 @@ class Session:
                 if out is None:
                     out = binding.copy_outputs_to_cpu()[0]
             except Exception as error:
+                if not _of_onnxruntime(error):
+                    raise
                 raise RuntimeError(f"{self.path}: ONNX Runtime failed ({_short(error)})") from error
             yield out.astype(np.float32, copy=False)
         finally:
             binding.clear_binding_inputs()
             binding.clear_binding_outputs()
             self._idle.append(buffers)
+
+
+def _of_onnxruntime(error: Exception) -> bool:
+    """Whether it is of ONNX Runtime, whose exceptions have no common base, and not of a signal's handler."""
+    own = type(error).__module__.partition(".")[0] == "onnxruntime"
+    return own or type(error) in (RuntimeError, TypeError, ValueError)
 
 
 def _output_device(providers: Sequence[Provider]) -> tuple[str, int] | None:

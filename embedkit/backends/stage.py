@@ -52,8 +52,11 @@ class NotFinite(ValueError):
 
     def __init__(self, sequence: int) -> None:
         """Keep the index."""
-        super().__init__(f"sequence {sequence} of the window overflows")
+        super().__init__(sequence)
         self.sequence = sequence
+
+    def __str__(self) -> str:
+        return f"sequence {self.sequence} of the window overflows"
 
 
 class Batch(Protocol):

@@ -78,8 +78,12 @@ class CommandError(Exception):
 
     def __init__(self, code: int, message: str) -> None:
         """``code``: exit code of the process; ``message``: for stderr."""
-        super().__init__(message)
+        super().__init__(code, message)
         self.code = code
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class ReaderGoneError(BrokenPipeError):

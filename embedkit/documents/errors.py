@@ -22,10 +22,13 @@ class InputError(ValueError):
 
     def __init__(self, origin: str, reason: str, *, skippable: bool = False) -> None:
         """Join ``origin`` and ``reason`` into the message."""
-        super().__init__(f"{origin}: {reason}" if origin else reason)
+        super().__init__(origin, reason)  # of which a copy in another process is made
         self.origin = origin
         self.reason = reason
         self.skippable = skippable
+
+    def __str__(self) -> str:
+        return f"{self.origin}: {self.reason}" if self.origin else self.reason
 
 
 class UnreadableError(Exception):

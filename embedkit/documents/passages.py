@@ -128,22 +128,28 @@ class PassageCutter:
             TypeError: the encoder has no ``tokenize``.
             ValueError: a passage would not fit into the model's maximum length.
         """
+        from ..encoder import Encoder, prompt_of
+
         if not hasattr(encoder, "tokenize"):
             raise TypeError(
                 f"passages are counted by the model's own tokens, and {type(encoder).__name__} has no tokenize()"
             )
         self.passages = passages
         self._tokenize: Callable[[Sequence[str]], Any] = encoder.tokenize
-        (empty,) = encoder.tokenize([""])["input_ids"]
-        self._special = len(empty)
-        prompt = encoder.prompts.get("document", "")
         room = getattr(encoder, "max_seq_length", None)
+        positions = sys.maxsize
+        if isinstance(encoder, Encoder):  # whose own are those of the default route
+            engine = encoder._engine.of("document")
+            room, positions = encoder._length_on(engine), engine.positions
+            self._tokenize = lambda texts: {"input_ids": engine.token_ids(list(texts), room)}
+        (empty,) = self._tokenize([""])["input_ids"]
+        self._special = len(empty)
+        prompt = prompt_of(encoder, "document")
         self._full = None if room is None else room - self._special
         one, two = self._lengths(["a", "a a"])
         self._gaps = {"": 0, " ": max(0, two - 2 * one)}
         used = self._special + (self._lengths([prompt])[0] if prompt else 0)
         if room is not None and passages.tokens + used > room:
-            positions = getattr(getattr(encoder, "_engine", None), "positions", sys.maxsize)
             more = "raise --max-length (max_length=), " if passages.tokens + used <= positions else ""
             raise ValueError(
                 f"passages of {passages.tokens} tokens do not fit into the model's maximum of {room}, of which "

@@ -56,6 +56,8 @@ class TextEncoder(Protocol):
 
 def describe_encoder(encoder: TextEncoder) -> EncoderEntry:
     """``encoder`` as a manifest records it."""
+    from ..encoder import prompt_of
+
     if not isinstance(encoder.fingerprint, str):
         raise TypeError(f"the encoder's fingerprint must be a string, not {encoder.fingerprint!r:.80}")
     description = encoder.describe()
@@ -66,8 +68,8 @@ def describe_encoder(encoder: TextEncoder) -> EncoderEntry:
         model=str(folder.resolve()) if folder.is_dir() else model,
         fingerprint=encoder.fingerprint,
         precision=str(description["precision"]),
-        document_prompt=encoder.prompts.get("document", ""),
-        query_prompt=encoder.prompts.get("query"),
+        document_prompt=prompt_of(encoder, "document") or "",
+        query_prompt=prompt_of(encoder, "query"),
     )
 
 
@@ -159,16 +161,17 @@ def load_encoder(
         **encoder.prompts,
         **{name: text for name, text in prompts.items() if text is not None},
     }
-    if encoder.get_embedding_dimension() > manifest.dimension:
+    dimension = encoder.get_embedding_dimension()
+    if dimension != manifest.dimension <= encoder._engine.folder.dimension:  # with more, it is another model
         encoder.truncate_dim = manifest.dimension
     return encoder
 
 
 def check_reading(root: Path, encoder: TextEncoder, manifest: Manifest) -> None:
     """Raise `ModelMismatchError` if documents would be read otherwise than those of the index."""
-    from ..encoder import Encoder
+    from ..encoder import Encoder, prompt_of
 
-    prompt, recorded = encoder.prompts.get("document", ""), manifest.encoder.document_prompt
+    prompt, recorded = prompt_of(encoder, "document") or "", manifest.encoder.document_prompt
     if prompt != recorded:
         raise ModelMismatchError(
             f"{root} was built with the document prompt {recorded!r}, but the encoder's is {prompt!r}; open it "
@@ -247,6 +250,8 @@ class LazyEncoder:
         force: bool,
     ) -> None:
         """For the generation of ``manifest`` of the index at ``root``; the others are as in `Index.open`."""
+        if given and isinstance(given, (str, os.PathLike)) and (folder := expanded(given)).is_dir():
+            given = folder.absolute()  # it may be loaded in another working directory
         self._root = root
         self._manifest = manifest
         self._given = given

@@ -18,8 +18,6 @@ from .tokenizer_files import ROLES, TokenizerSettings, added_token, check_types,
 __all__ = ["Tokenizer", "changes_beside", "load_tokenizer"]
 
 _CHUNK = 128  # texts passed to `tokenizers` at once: Ctrl-C waits until it returns
-# The package raises Exception, and its panics derive from BaseException; these are neither.
-_NO_PANIC = (KeyboardInterrupt, SystemExit, GeneratorExit)
 _ENDED = ("GemmaTokenizer", "LlamaTokenizer")  # of transformers 4, with a template of settings
 _ENDED_BY_CODE = ("Qwen2Tokenizer",)  # by code of the model's own: gte-Qwen2
 
@@ -65,9 +63,9 @@ class Tokenizer:
             chunk = list(texts[start : start + _CHUNK])
             try:
                 encodings = self._other.encode_batch_fast(chunk, add_special_tokens=False)
-            except (TypeError, *_NO_PANIC):
-                raise
             except BaseException as error:
+                if isinstance(error, TypeError) or not _of_tokenizers(error):
+                    raise
                 raise ValueError(
                     f"the tokenizers package fails on one of texts[{start}:{start + len(chunk)}] with the model's "
                     f"tokenizer.json: {error}"
@@ -455,9 +453,9 @@ def _load_other(
     try:
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
         tokenizer.add_tokens([tokenizers.AddedToken(**token) for token in missing])
-    except _NO_PANIC:
-        raise
     except BaseException as error:
+        if not _of_tokenizers(error):
+            raise
         raise damaged(path, str(error)) from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -467,6 +465,15 @@ def _load_other(
             steps.append(tokenizer.normalizer)
         tokenizer.normalizer = normalizers.Sequence(steps)
     return tokenizer
+
+
+def _of_tokenizers(error: BaseException) -> bool:
+    """Whether it is of the `tokenizers` package, and not of Ctrl-C or a signal's handler.
+
+    The package raises `Exception` itself, built-in ones for wrong arguments, and panics that derive from BaseException.
+    """
+    panic = type(error).__module__ == "pyo3_runtime"
+    return panic or type(error) is Exception or isinstance(error, (TypeError, ValueError, RecursionError))
 
 
 def _added_of_settings(settings: TokenizerSettings, roles: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -47,12 +47,15 @@ class ApiError(Exception):
         headers: dict[str, str] | None = None,
     ) -> None:
         """See the class."""
-        super().__init__(message)
+        super().__init__(status, message)
         self.status = status
         self.message = message
         self.param = param
         self.code = code
         self.headers = headers or {}
+
+    def __str__(self) -> str:
+        return self.message
 
 
 def gone() -> ApiError:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..arguments import PRECISIONS
 from ..cross_encoder import CrossEncoder
-from ..encoder import Encoder
+from ..encoder import Encoder, prompt_of
 from .metrics import Metrics, ModelMetrics
 from .models import EmbeddingModel, Memory, Pool, RerankModel, Served, weights_bytes
 from .settings import Settings
@@ -189,8 +189,8 @@ def _search(
             and loaded.encoder.fingerprint == info["fingerprint"]
             and loaded.dimension == info["dimension"]
             and loaded.about["precision"] == info["precision"]
-            and info["query_prompt"] in (None, loaded.encoder.prompts.get("query"))
-            and info["document_prompt"] == loaded.encoder.prompts.get("document", "")
+            and info["query_prompt"] in (None, prompt_of(loaded.encoder, "query"))
+            and info["document_prompt"] == (prompt_of(loaded.encoder, "document") or "")
             and info["max_length"] == own_max_length(loaded.encoder)
             and info["on_overflow"] == own_overflow(loaded.documents)
         ):

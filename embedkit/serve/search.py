@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ..encoder import prompt_of
 from ..index import Hit, Index, IndexDamagedError
 from ..index.search.hits import hit_fields
 from ..index.search.rerank import CANDIDATES, reordered
@@ -77,10 +78,11 @@ class BatchedEncoder:
         """As `Encoder.encode_query`."""
         return self._encode("query", sentences, normalize_embeddings)
 
-    def _encode(self, prompt: str, sentences: list[str], normalize: bool) -> Any:
+    def _encode(self, task: Literal["query", "document"], sentences: list[str], normalize: bool) -> Any:
         model = self._model
-        windows = model.windows and prompt == "document"
-        form = Form(self.prompts.get(prompt, ""), None, normalize, model.route(prompt), windows)
+        windows = model.windows and task == "document"
+        prompt = prompt_of(model.encoder, task) or ""
+        form = Form(prompt, None, normalize, model.route(task), windows)
         return model.embed_here(sentences, form)
 
 

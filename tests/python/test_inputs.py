@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+import pickle
+import re
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import embedkit
 from embedkit import Encoder, inputs, paraphrase_mining
 from embedkit.inputs import as_pairs, as_texts, windows
+
+PACKAGE = Path(embedkit.__file__).parent
+
+
+def exceptions() -> list[tuple[str, str]]:
+    """Module and name of each class of the package whose base is named as an exception."""
+    kind = re.compile(r"^class (\w+)\(.*(?:Error|Exception|Interrupt|Warning)\b", re.MULTILINE)
+    return [
+        (".".join(("embedkit", *path.relative_to(PACKAGE).with_suffix("").parts)), name)
+        for path in sorted(PACKAGE.rglob("*.py"))
+        for name in kind.findall(path.read_text(encoding="utf-8"))
+    ]
 
 
 class Text(str):
@@ -89,3 +107,17 @@ def test_tables_of_pandas() -> None:
     assert as_texts(table["a"]) == (["one", "two"], False)
     assert as_pairs(table[["a", "b"]].values) == (["one", "two"], ["three", "four"], False)
     assert as_texts({"a": "one"}.values()) == (["one"], False)
+
+
+@pytest.mark.parametrize(("module", "name"), exceptions())
+def test_exceptions_reach_another_process(module: str, name: str) -> None:
+    kind = getattr(pytest.importorskip(module), name)
+    values: dict[Any, Any] = {"int": 7, "str": "text", "str | None": "one", "bool": True}
+    given: dict[str, Any] = {}
+    if "__init__" in vars(kind):
+        parameters = inspect.signature(kind).parameters.values()
+        given = {one.name: values[one.annotation] for one in parameters if one.annotation in values}
+    error = kind(**given) if given else kind("text")
+    for copied in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+        assert type(copied) is kind
+        assert (str(copied), copied.args, vars(copied)) == (str(error), error.args, vars(error))

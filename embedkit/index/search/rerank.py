@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+from ...arguments import check_positive
 
 if TYPE_CHECKING:
     from ...cross_encoder import CrossEncoder
@@ -20,7 +22,7 @@ CANDIDATES = 50
 
 
 def rerank(
-    model: CrossEncoder, queries: Sequence[str], found: Sequence[Sequence[Hit]], k: int
+    model: CrossEncoder, queries: Iterable[str], found: Iterable[Sequence[Hit]], k: int
 ) -> list[list[Hit]]:
     """The ``k`` best hits of each query by the scores of ``model``.
 
@@ -34,8 +36,13 @@ def rerank(
         Hits with the cross-encoder's ranks and scores. Equal scores keep the order of the search.
 
     Raises:
-        ValueError: the model has several outputs.
+        TypeError: ``queries`` is a single str, or ``k`` no integer.
+        ValueError: the model has several outputs, there are not as many queries as lists of hits, or ``k`` is below 1.
     """
+    if isinstance(queries, str):
+        raise TypeError("queries must be a list of texts, not a str; give [query]")
+    k = check_positive("k", k)
+    found = list(found)
     if model.num_labels != 1:
         raise ValueError(
             f"reranking needs a cross-encoder of one class, this one has {', '.join(model.labels[:10])}"

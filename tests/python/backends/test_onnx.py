@@ -464,6 +464,25 @@ def test_a_graph_that_fails(folder: Path, capfd: pytest.CaptureFixture[str]) -> 
     assert capfd.readouterr() == ("", "")
 
 
+def test_an_exception_of_a_signal_handler_passes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import onnxruntime
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise TimeoutError(
+            "of the handler of SIGALRM, which Python calls when the call into C++ has returned"
+        )
+
+    encoder = Encoder(folder, backend="onnx")
+    with monkeypatch.context() as patch:
+        patch.setattr(onnxruntime.InferenceSession, "run_with_iobinding", interrupted)
+        with pytest.raises(TimeoutError):
+            encoder.encode("hello world")
+    encoder.encode("hello world")
+    monkeypatch.setattr(onnxruntime, "InferenceSession", interrupted)
+    with pytest.raises(TimeoutError):
+        Encoder(folder, backend="onnx")
+
+
 def test_onnxruntime_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ImportError, match=r'pip install "embedkit\[onnx\]"'):

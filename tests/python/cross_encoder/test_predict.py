@@ -396,6 +396,14 @@ def test_the_encoder_still_has_one_token_type(make_cross_encoder: Make) -> None:
     np.testing.assert_allclose(Encoder(folder).encode("the weather"), hidden.mean(0), atol=1e-5)
 
 
+def test_tensors_without_torch(make_cross_encoder: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = CrossEncoder(make_cross_encoder("bert", 1))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for options in ({"convert_to_tensor": True}, {"convert_to_numpy": False}):
+        with pytest.raises(ImportError, match="torch tensors were requested: pip install torch"):
+            model.predict(PAIRS, **options)  # type: ignore[call-overload]
+
+
 @pytest.mark.model
 def test_real_cross_encoder() -> None:
     folder = os.environ.get("EMBEDKIT_TEST_CROSS_ENCODER")

@@ -29,7 +29,15 @@ def test_hits_are_ordered_by_the_cross_encoder(make_cross_encoder: Callable[...,
         assert [int(hit.id) - 1 for hit in answers] == [one["corpus_id"] for one in expected]
         assert [hit.score for hit in answers] == [one["score"] for one in expected]
         assert [hit.rank for hit in answers] == list(range(1, len(answers) + 1))
+    assert rerank(model, iter(["weather", "people"]), iter([hits, hits[:2]]), 3) == found
     assert rerank(model, ["weather"], [[]], 3) == [[]]
+    for k in (0, -1):
+        with pytest.raises(ValueError, match=f"k must be a positive integer, not {k}"):
+            rerank(model, ["weather"], [hits], k)
+    with pytest.raises(TypeError, match=r"k must be a positive integer, not 1\.5"):
+        rerank(model, ["weather"], [hits], 1.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="queries must be a list of texts, not a str"):
+        rerank(model, "ab", [hits, hits], 3)
     with pytest.raises(ValueError, match="a cross-encoder of one class"):
         rerank(CrossEncoder(make_cross_encoder("bert", 3)), ["weather"], [hits], 3)
 

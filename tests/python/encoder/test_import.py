@@ -66,6 +66,16 @@ def test_subpackages_are_imported_on_use(name: str) -> None:
     assert run(f"import embedkit; print(embedkit.{name}.__name__)").strip() == f"embedkit.{name}"
 
 
+@pytest.mark.parametrize("name", ["distill", "load_recipe", "train"])
+def test_training_names_what_to_install(name: str) -> None:
+    script = (
+        "import sys; sys.modules['torch'] = None\n"
+        f"try:\n    from embedkit.training import {name}\nexcept ImportError as error:\n    print(error)"
+    )
+    told = f"embedkit.training.{name} needs torch, which is not installed: pip install 'embedkit[train]'\n"
+    assert run(script) == told
+
+
 def test_public_surface() -> None:
     functions = {"active_isa", "list_models", "paraphrase_mining", "semantic_search"}
     classes = {"CrossEncoder", "Document", "Encoder", "Index"}

@@ -98,6 +98,12 @@ def test_no_vectors_are_similar_to_none(vectors: np.ndarray) -> None:
     assert similarity(none, vectors, "cosine").shape == (0, len(vectors))
     assert similarity(vectors, none, "euclidean").shape == (len(vectors), 0)
     assert similarity(none, none, "dot").shape == (0, 0)
+    for name in ("cosine", "euclidean"):
+        for other in (none, vectors[:0], vectors[:1]):
+            assert similarity_pairwise(none, other, name).shape == (0,)
+            assert similarity_pairwise(other, none, name).shape == (0,)
+    with pytest.raises(ValueError, match="the same number of vectors"):
+        similarity_pairwise(none, vectors, "cosine")
 
 
 def test_texts_in_place_of_vectors() -> None:

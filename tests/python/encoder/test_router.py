@@ -163,6 +163,19 @@ def test_an_index_refuses_texts_by_the_length_of_the_document_route(
     assert refused[0].startswith("document 16: the text has 21 tokens, more than the 20 that the model reads")
 
 
+def test_passages_are_counted_by_the_document_route(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    folder = asymmetric(tmp_path / "model", make_model, default_route="query")
+    for path, length in (("query_0_Transformer", 30), ("document_0_Transformer", 20)):
+        config = folder / path / "sentence_bert_config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"max_seq_length": length}))
+    encoder = Encoder(folder)
+    with pytest.raises(ValueError, match="do not fit into the model's maximum of 20"):
+        Index.build(tmp_path / "index", ["people " * 60], encoder, passages=28)
+    with Index.build(tmp_path / "index", ["people " * 60], encoder, passages=18) as index:
+        assert index.info()["truncated"] == 0
+        assert len(index) == 4
+
+
 def test_an_index_asks_by_the_query_route(make_model: Callable[..., Path], tmp_path: Path) -> None:
     encoder = Encoder(asymmetric(tmp_path / "model", make_model))
     documents = ["people", "the weather is lovely today", "stay out now"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from fake_encoder import FakeEncoder
 
+from embedkit import Encoder
 from embedkit.index import BuildError, Document, Index, IndexExistsError, InputError, ModelMismatchError
 
 WORDS = (
@@ -514,3 +517,20 @@ def test_faiss_missing_names_the_extra(
     monkeypatch.setitem(__import__("sys").modules, "faiss", None)
     with pytest.raises(ImportError, match=r"pip install 'embedkit\[cpu\]'"):
         Index.build(tmp_path / "index", ["a"], encoder)
+
+
+def test_a_folder_given_as_encoder_is_found_from_another_working_directory(
+    make_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    shutil.copytree(make_model(), tmp_path / "model")
+    Index.build(tmp_path / "index", ["people"], Encoder(tmp_path / "model")).close()
+    monkeypatch.chdir(tmp_path)
+    for given in ("model", Path("model")):
+        with Index.open("index", given) as index:
+            packed = pickle.dumps(index)
+            monkeypatch.chdir("elsewhere")
+            assert len(index.search("people")) == 1
+            with pickle.loads(packed) as copy:
+                assert len(copy.search("people")) == 1
+        monkeypatch.chdir(tmp_path)

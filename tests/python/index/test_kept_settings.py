@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fake_encoder import FakeEncoder
 from other_encoders import DIFFERENCES, otherwise
 
+from embedkit import Encoder
 from embedkit.index import BuildSettings, Document, Index, InputError, ModelMismatchError
 
 
@@ -62,3 +64,17 @@ def test_metric_and_language_survive_another_model(tmp_path: Path) -> None:
         index.reembed(FakeEncoder("other"))
         assert (index.info()["metric"], index.info()["words"]) == ("dot", "french")
         assert index.generation.manifest.language == "french"
+
+
+@pytest.mark.parametrize("dimension", [12, 24, 32])
+def test_an_index_of_other_dimensions_than_the_folder_keeps(
+    make_model: Callable[..., Path], tmp_path: Path, dimension: int
+) -> None:
+    Encoder(make_model(), truncate_dim=16).save(tmp_path / "model")
+    encoder = Encoder(tmp_path / "model", truncate_dim=dimension)
+    built = Index.build(tmp_path / "index", ["people", "the weather"], encoder)
+    (asked,) = built.search(["lovely weather"], hybrid=False)
+    built.close()
+    with Index.open(tmp_path / "index") as index:
+        (found,) = index.search(["lovely weather"], hybrid=False)
+        assert [hit.score for hit in found] == [hit.score for hit in asked]

@@ -43,6 +43,49 @@ def test_the_prompts_of_an_index_are_remembered(make_model: Callable[..., Path],
         assert hit.score == pytest.approx(float(np.max(expected @ one)), abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("prompts", "default"),
+    [
+        ({"passage": "passage: "}, None),
+        ({"first": "first: "}, "first"),
+        ({"corpus": "c: ", "first": "f: "}, "first"),
+    ],
+)
+def test_prompts_of_other_names_are_remembered(
+    make_model: Callable[..., Path], tmp_path: Path, prompts: dict[str, str], default: str | None
+) -> None:
+    encoder = Encoder(make_model())
+    encoder.prompts, encoder.default_prompt_name = dict(prompts), default
+    built = Index.build(tmp_path / "index", [Document(TEXT, "a")], encoder)
+    built.verify(sample=1)
+    (asked,) = built.search([TEXT], hybrid=False)
+    built.close()
+    with Index.open(tmp_path / "index") as index:
+        assert index.info()["document_prompt"] == next(iter(prompts.values()))
+        assert index.search([TEXT], hybrid=False)[0][0].score == pytest.approx(asked[0].score)
+        index.add([Document(TEXT, "b")])
+        one, other = index.generation.vectors(index.generation.living_rows())
+        assert one @ other == pytest.approx(1)
+        index.verify(sample=2)
+    with (
+        Index.open(tmp_path / "index", Encoder(make_model())) as index,
+        pytest.raises(ModelMismatchError, match="the document prompt"),
+    ):
+        index.add([Document(TEXT, "c")])
+
+
+def test_passages_make_room_for_a_prompt_of_another_name(
+    make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    encoder = Encoder(make_model(), max_length=32)
+    del encoder.prompts["document"]
+    encoder.prompts["passage"] = "the weather is lovely "
+    with pytest.raises(ValueError, match="maximum of 32, of which special tokens and the prompt take 6"):
+        Index.build(tmp_path / "index", [TEXT], encoder, passages=30)
+    with Index.build(tmp_path / "index", [f"{TEXT} " * 9], encoder, passages=26) as index:
+        assert index.info()["truncated"] == 0
+
+
 def test_documents_with_another_prompt_are_refused(tmp_path: Path) -> None:
     Index.build(tmp_path / "index", [Document(TEXT, "a")], Prompted(PROMPTS)).close()
     told = "the document prompt 'passage: ', but the encoder's is ''"

@@ -149,7 +149,7 @@ def test_hostile_values(folder: Path, name: str, changes: dict[str, Any], messag
     assert len(str(caught.value)) < 1000
 
 
-@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit, TimeoutError])
 def test_interrupts_of_the_tokenizers_package_pass(
     folder: Path, interrupt: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:

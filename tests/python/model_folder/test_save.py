@@ -211,6 +211,32 @@ def test_a_failed_save_leaves_nothing(make_model: Make, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
+@pytest.mark.parametrize(
+    ("prompts", "default", "error"),
+    [
+        ({}, "nope", "unknown prompt_name='nope'; this model's prompts are 'query', 'document'"),
+        ({"x": "\ud800"}, None, r"prompts\['x'\] holds a lone surrogate"),
+        ({"x": 3}, None, r"prompts\['x'\] must be a str, not int"),
+    ],
+)
+def test_prompts_that_cannot_be_opened_are_not_saved(
+    make_model: Make, tmp_path: Path, prompts: dict[str, Any], default: str | None, error: str
+) -> None:
+    encoder = Encoder(make_model())
+    encoder.prompts.update(prompts)
+    encoder.default_prompt_name = default
+    with pytest.raises((TypeError, ValueError), match=error):
+        encoder.save(tmp_path / "saved")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_integer_of_numpy_as_truncate_dim_is_saved(make_model: Make, tmp_path: Path) -> None:
+    encoder = Encoder(make_model())
+    encoder.truncate_dim = np.int64(8)
+    encoder.save(tmp_path / "saved")
+    assert Encoder(tmp_path / "saved").truncate_dim == 8
+
+
 def test_stored_types_and_names_do_not_change_the_fingerprint(make_model: Make, tmp_path: Path) -> None:
     source = make_model(dtype="float16")
     Encoder(source).save(tmp_path / "fp32")

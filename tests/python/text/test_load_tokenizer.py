@@ -70,6 +70,13 @@ def test_a_panic_of_tokenizers_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         loaded.encode_batch([5])  # type: ignore[list-item]
 
+    class Interrupted:
+        def encode_batch_fast(self, *_: object, **__: object) -> None:
+            raise TimeoutError("of the handler of SIGALRM")
+
+    with pytest.raises(TimeoutError):
+        dataclasses.replace(loaded, _other=Interrupted()).encode_batch(["a"])
+
 
 def ids_of(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     return [e.ids for e in tokenizer.encode_batch_fast(texts, add_special_tokens=False)]

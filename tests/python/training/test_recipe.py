@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("torch")
 yaml = pytest.importorskip("yaml")
 
+from embedkit.training.hub import push_to_hub
 from embedkit.training.recipe import TrainingOptions, find_recipe, list_recipes, load_recipe, recipe_of
 from embedkit.training.trainer import train
 
@@ -36,6 +37,16 @@ def test_defaults_and_what_is_resolved(file: Path) -> None:
     resolved = recipe.resolved()
     assert yaml.safe_load(yaml.safe_dump(resolved)) == resolved
     assert recipe_of(resolved, "mine", "again") == recipe  # so a printed recipe can be run
+
+
+def test_a_recipe_is_loaded_and_trained_by_paths_as_text(file: Path, tmp_path: Path) -> None:
+    recipe = load_recipe(str(file))
+    assert recipe == load_recipe(file)
+    with pytest.raises(FileNotFoundError, match=r"train\.tsv"):
+        train(recipe, str(tmp_path / "run"), data_root=str(tmp_path), cache=str(tmp_path / "cache"))
+    assert (tmp_path / "run").is_dir()
+    with pytest.raises(FileNotFoundError, match=r"holds no config\.json"):
+        push_to_hub(str(tmp_path), "me/mine")
 
 
 def test_an_override_changes_no_other_source(tmp_path: Path) -> None:
