@@ -173,10 +173,33 @@ def train(index: Any, sample: Float32Array) -> None:
             part.do_polysemous_training = (
                 False  # minutes for a search by Hamming distance, which none here is
             )
+    _keep_products(index, sample)
     index.train(sample)
     for part in inner:
         if hasattr(part, "sq"):
             _round_to_nearest(part.sq)
+
+
+def _keep_products(index: Any, sample: Float32Array) -> None:
+    """Have the transforms of ``index`` take no mean from the vectors: what it adds to their products would be lost.
+
+    Sentence vectors have one in common (mean cosine .57 of 900 sentences of bge-small): without it the cosines of
+    PCA128 were .45 too small, and it found .74 of the ten nearest, not .96.
+    """
+    faiss = import_faiss()
+    if isinstance(index, faiss.IndexRefine):
+        _keep_products(faiss.downcast_index(index.base_index), sample)
+    if not isinstance(index, faiss.IndexPreTransform):
+        return
+    for number in range(index.chain.size()):
+        transform = faiss.downcast_VectorTransform(index.chain.at(number))
+        if isinstance(transform, faiss.PCAMatrix):
+            transform.have_bias = False
+        elif isinstance(transform, faiss.OPQMatrix) and transform.d_out < transform.d_in:
+            # it chooses the columns to keep by vectors less their mean; that of vectors and opposites is zero
+            signed = sample.copy()
+            signed[::2] *= -1
+            transform.train(signed)
 
 
 def _inner(index: Any) -> list[Any]:

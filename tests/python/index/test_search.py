@@ -138,6 +138,24 @@ def corpus(rows: int = 3000, dimension: int = 24) -> tuple[np.ndarray, list[Docu
     return vectors, documents
 
 
+@pytest.mark.parametrize("factory", ["PCA24,Flat", "PCAR24,IVF4,Flat", "PCA12,Flat", "OPQ4_12,Flat"])
+def test_scores_of_fewer_columns_are_cosines_of_vectors_with_a_common_mean(
+    tmp_path: Path, factory: str
+) -> None:
+    random = np.random.default_rng(0)
+    vectors = random.standard_normal((1000, 24)) * 0.8 ** np.arange(24) + random.standard_normal(24) / 2
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    documents = [Document(f"number {n}", f"k{n}", vector=vector) for n, vector in enumerate(vectors)]
+    with Index.build(tmp_path / "index", documents, FakeEncoder(truncate_dim=24), factory=factory) as index:
+        scores, rows = index.search_vectors(vectors[:50], 10, nprobe=4 if "IVF" in factory else None)
+    exact = vectors[:50] @ vectors.T
+    best = np.argsort(-exact, axis=1)[:, :10]
+    recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(rows, best, strict=True)])
+    assert recall > (0.99 if "24" in factory else 0.8)
+    error = np.abs(scores - np.take_along_axis(exact, rows, axis=1))
+    assert error.max() < (1e-5 if "24" in factory else 0.05)
+
+
 @pytest.mark.parametrize("kept", ["fp32", "int8"])
 @pytest.mark.parametrize("factory", ["IVF16,PQ12x4fs", "SQ4", "IVF16,RaBitQ"])
 def test_rescoring_gives_the_scores_of_the_vectors(tmp_path: Path, kept: str, factory: str) -> None:
