@@ -169,10 +169,9 @@ def train(index: Any, sample: Float32Array) -> None:
     """Train ``index`` on ``sample`` (n, dimension), so that codes which are decoded and coded again stay the same."""
     inner = _inner(index)
     for part in inner:
-        if isinstance(part, import_faiss().IndexPQ):
-            part.do_polysemous_training = (
-                False  # minutes for a search by Hamming distance, which none here is
-            )
+        if hasattr(part, "do_polysemous_training"):
+            # minutes for a search by Hamming distance, which none here is
+            part.do_polysemous_training = False
     _keep_products(index, sample)
     index.train(sample)
     for part in inner:
