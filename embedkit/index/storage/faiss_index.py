@@ -35,6 +35,7 @@ __all__ = [
     "faiss_name",
     "faiss_parameters",
     "faiss_threads",
+    "hnsw_of",
     "import_faiss",
     "inverted_lists",
     "is_codes_alone",
@@ -227,6 +228,16 @@ def _round_to_nearest(codes: Any) -> None:
     low, width = np.split(faiss.vector_to_array(codes.trained), 2)
     half = 0.5 * width / ((1 << codes.bits) - 1)
     faiss.copy_array_to_vector(np.concatenate([low - half, width]).astype(np.float32), codes.trained)
+
+
+def hnsw_of(index: Any) -> Any | None:
+    """The HNSW index inside ``index``, or ``None``."""
+    faiss = import_faiss()
+    if isinstance(index, faiss.IndexRefine):
+        return hnsw_of(faiss.downcast_index(index.base_index))
+    if isinstance(index, faiss.IndexPreTransform):
+        return hnsw_of(faiss.downcast_index(index.index))
+    return index if isinstance(index, faiss.IndexHNSW) else None
 
 
 def ivf_of(index: Any) -> Any | None:

@@ -19,6 +19,7 @@ from .faiss_index import (
     Int64Array,
     SelectorError,
     faiss_parameters,
+    hnsw_of,
     import_faiss,
     is_exact,
     ivf_of,
@@ -133,7 +134,8 @@ class FaissPart:
     @cached_property
     def ef(self) -> int | None:
         """The candidates that it keeps by default; ``None`` if it is not HNSW."""
-        return _ef_of(self.index)
+        hnsw = hnsw_of(self.index)
+        return None if hnsw is None else int(hnsw.hnsw.efSearch)
 
     def to_gpu(self, gpu: FaissGpu, *, half: bool, before: Iterable[FaissPart]) -> None:
         """Search on the GPU from now on, except for more than `GPU_MOST` hits.
@@ -263,13 +265,6 @@ class FaissPart:
                 break
             fetch *= 4
         return scores, rows, open_
-
-
-def _ef_of(index: Any) -> int | None:
-    faiss = import_faiss()
-    if isinstance(index, faiss.IndexRefine):
-        index = faiss.downcast_index(index.base_index)
-    return int(index.hnsw.efSearch) if isinstance(index, faiss.IndexHNSW) else None
 
 
 def rows_of(bits: Bits) -> Int64Array:

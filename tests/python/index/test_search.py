@@ -312,6 +312,20 @@ def test_ef_is_for_hnsw(tmp_path: Path, encoder: FakeEncoder) -> None:
             index.search("x", rescore=-1)
 
 
+@pytest.mark.parametrize("factory", ["RR24,HNSW8", "OPQ4,HNSW8,RFlat"])
+def test_ef_is_for_hnsw_behind_a_transform(tmp_path: Path, factory: str) -> None:
+    vectors, documents = corpus(1000)
+    with Index.build(tmp_path / "index", documents, FakeEncoder(truncate_dim=24), factory=factory) as index:
+        assert index.info()["ef"] == 64
+        best = np.argsort(-(vectors[:50] @ vectors.T), axis=1)[:, :10]
+        found = {ef: index.search_vectors(vectors[:50], 10, ef=ef)[1] for ef in (10, 64, 400, None)}
+        np.testing.assert_array_equal(found[None], found[64])
+        assert (found[400] == best).mean() > 0.98 > (found[10] == best).mean()
+        tuned = index.tune(0.95)
+        assert tuned is not None and tuned.point.parameters.ef is not None
+        assert index.info()["ef"] == tuned.point.parameters.ef
+
+
 @pytest.mark.parametrize("factory", ["HNSW16", "HNSW16,SQ8"])
 def test_hnsw_finds_k_where_vectors_repeat(tmp_path: Path, encoder: FakeEncoder, factory: str) -> None:
     texts = [f"text {n}" for n in range(40)] + ["the same"] * 60
