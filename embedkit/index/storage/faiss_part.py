@@ -40,6 +40,7 @@ _FILES_KNOWN = 4096
 _intact: dict[tuple[Path, int, int, int], None] = {}
 """Files whose content was compared with their checksums by this process: path, device, inode and time of change."""
 
+_NO_SELECTOR = re.compile("(search params|id selector) not supported")
 _MOST_FETCHED = 16_384  # most candidates fetched from an index that cannot filter, before all are compared
 
 Bits = npt.NDArray[np.uint8]
@@ -234,7 +235,12 @@ class FaissPart:
                 given = faiss_parameters(self.index, parameters)
                 if len(self._without_selector) < _PARAMETERS_KEPT:
                     self._without_selector[parameters] = given
-        scores, rows = self.index.search(vectors, k, params=given)
+        try:
+            scores, rows = self.index.search(vectors, k, params=given)
+        except RuntimeError as error:
+            if bits is None or not _NO_SELECTOR.search(str(error)):
+                raise
+            raise SelectorError(type(self.index).__name__) from None
         return scores, rows
 
     def _overfetch(
