@@ -16,6 +16,7 @@ from ...documents.passages import document_of
 from ..errors import IndexDamagedError
 from ..words.analyzer import analyzer
 from .document_store import StoredDocument
+from .factory import codes_of
 from .faiss_index import Float32Array, Int64Array
 from .faiss_part import Bits, FaissPart
 from .filters import Where, condition_of
@@ -93,9 +94,10 @@ class Generation:
 
     @cached_property
     def _mixed(self) -> bool:
-        # Scores of codes and of vectors cannot be compared: if some segments have the former and others the
-        # latter, the hits of the former are scored again.
-        return len({segment.exact for segment in self.segments}) > 1
+        # Scores of codes cannot be compared with those of vectors or of other codes: if there are several kinds, the
+        # hits of codes are scored again.
+        kinds = {"" if part.exact else codes_of(part.entry.factory) for part in self.faiss_parts}
+        return len(kinds) > 1
 
     def _mixes(self, chosen: Chosen) -> bool:
         """Whether of the ``chosen`` rows some are compared by their vectors, as they are few, and others by codes."""

@@ -203,6 +203,43 @@ def test_a_filter_that_leaves_few_rows_of_one_segment_alone_gives_comparable_sco
         assert np.abs(scores - np.take_along_axis(exact, rows, axis=1)).max() > 0.01
 
 
+@pytest.mark.parametrize(
+    ("factories", "kept"),
+    [
+        (("SQ8", "PQ12x4fs"), None),
+        (("SQ8", "PQ12x4fs"), "none"),
+        (("RaBitQ", "PQ4x4"), None),
+        (("PCA12,SQ8", "SQ8"), None),
+    ],
+)
+def test_merged_indexes_of_different_codes_give_comparable_scores(
+    tmp_path: Path, factories: tuple[str, str], kept: Any
+) -> None:
+    vectors, documents = corpus()
+    encoder = FakeEncoder(truncate_dim=24)
+    names = [tmp_path / "first", tmp_path / "second"]
+    halves = documents[:1500], documents[1500:]
+    for name, some, factory, own in zip(names, halves, factories, (kept, None), strict=True):
+        Index.build(name, some, encoder, factory=factory, kept=own).close()
+    with Index.merge(tmp_path / "index", names) as index:
+        scores, rows = index.search_vectors(vectors[:100], 10)
+        exact = np.take_along_axis(vectors[:100] @ vectors.T, rows, axis=1)
+        np.testing.assert_allclose(scores, exact, atol=0.02 if kept == "none" else 1e-6)
+        assert 0.35 < (rows >= 1500).mean() < 0.65
+
+
+def test_indexes_of_the_same_codes_are_not_rescored(tmp_path: Path) -> None:
+    vectors, documents = corpus(600)
+    encoder = FakeEncoder(truncate_dim=24)
+    names = [tmp_path / name for name in "abc"]
+    for place, (name, factory) in enumerate(zip(names, ("SQ4", "IVF4,SQ4", "IVF8,SQ4"), strict=True)):
+        Index.build(name, documents[place::3], encoder, factory=factory).close()
+    with Index.merge(tmp_path / "index", names) as index:
+        scores, rows = index.search_vectors(vectors[:40], 10, nprobe=8)
+        exact = np.take_along_axis(vectors[:40] @ vectors.T, rows, axis=1)
+        assert np.abs(scores - exact).max() > 0.01
+
+
 def test_kept_int8_vectors_are_within_half_a_step() -> None:
     vectors = np.random.default_rng(0).standard_normal((50, 30)).astype(np.float32)
     vectors[3] = 0
