@@ -266,12 +266,12 @@ def added_factory(factory: str, rows: int, dimension: int) -> str:
 def faiss_parameters(index: Any, parameters: SearchParameters, selector: Any = None) -> Any:
     """Faiss' object for one search (changing the index itself would not be thread-safe); ``None``: as built.
 
-    What does not apply to ``index`` is ignored; nprobe is bounded by the lists there are, the others by the vectors:
-    Faiss makes room for as many candidates as it is told.
+    What does not apply to ``index`` is ignored; nprobe is bounded by the lists there are, and ef by the vectors: Faiss
+    makes room for as many candidates as it is told.
 
     Args:
         index: the Faiss index to search.
-        parameters: how hard to search; ``rescore`` counts above 1 only, and where there is a refinement.
+        parameters: how hard to search; ``rescore`` counts where there is a refinement, and 0 as 1.
         selector: a Faiss IDSelector over rows.
 
     Raises:
@@ -285,12 +285,11 @@ def faiss_parameters(index: Any, parameters: SearchParameters, selector: Any = N
     if isinstance(index, faiss.IndexRefine):
         inner = faiss_parameters(faiss.downcast_index(index.base_index), parameters, selector)
         factor = parameters.rescore
-        if factor is None or factor <= 1:
+        if factor is None:
             if inner is None:
                 return None
             factor = index.k_factor
-        factor = min(factor, max(1, index.ntotal))
-        return faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=inner)
+        return faiss.IndexRefineSearchParameters(k_factor=max(1, factor), base_index_params=inner)
     if isinstance(index, faiss.IndexHNSW):
         if parameters.ef is None and selector is None:
             return None

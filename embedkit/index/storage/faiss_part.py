@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from collections.abc import Callable, Iterable
@@ -224,6 +225,8 @@ class FaissPart:
     def _search(
         self, vectors: Float32Array, k: int, parameters: SearchParameters, bits: Bits | None = None
     ) -> tuple[Float32Array, Int64Array]:
+        if parameters.rescore:  # Faiss makes room for rescore · k candidates
+            parameters = replace(parameters, rescore=min(parameters.rescore, math.ceil(self.rows / k)))
         if bits is not None:
             given = faiss_parameters(self.index, parameters, import_faiss().IDSelectorBitmap(bits))
         elif self._on_gpu is not None and k <= GPU_MOST:

@@ -141,11 +141,11 @@ class Generation:
     def with_defaults(self, parameters: SearchParameters) -> SearchParameters:
         """``parameters``, completed by the manifest's defaults and by what the segments need."""
         manifest = self.manifest
-        rescore = manifest.rescore if parameters.rescore is None else parameters.rescore or None
+        rescore = manifest.rescore if parameters.rescore is None else parameters.rescore
         return SearchParameters(
             manifest.nprobe if parameters.nprobe is None else parameters.nprobe,
             manifest.ef if parameters.ef is None else parameters.ef,
-            _RESCORED_WHERE_MIXED if rescore is None and self._mixed else rescore,
+            _RESCORED_WHERE_MIXED if not rescore and self._mixed else rescore,
         )
 
     def check(self, parameters: SearchParameters) -> None:
@@ -153,7 +153,7 @@ class Generation:
         nprobe, ef, rescore = parameters.nprobe, parameters.ef, parameters.rescore
         if rescore is not None and rescore < 0:
             raise ValueError(f"rescore must be 0 (off) or more, not {rescore}")
-        if rescore and self.manifest.kept == "none":
+        if rescore and self.manifest.kept == "none" and not any(one.keeps_vectors for one in self.segments):
             raise ValueError(
                 f"rescore does not apply: the index is {self.factory} and keeps no vectors beside its codes; "
                 "build it with --keep fp32 or int8"
@@ -215,7 +215,7 @@ class Generation:
         self, vectors: Float32Array, k: int, parameters: SearchParameters, chosen: Chosen | None = None
     ) -> tuple[Float32Array, Int64Array]:
         """Scores and rows of the best ``k``, both (n, min(k, documents)); row -1 where fewer were found."""
-        if chosen is not None and parameters.rescore is None and self._mixes(chosen):
+        if chosen is not None and not parameters.rescore and self._mixes(chosen):
             parameters = replace(parameters, rescore=_RESCORED_WHERE_MIXED)
         if self._only is not None and chosen is None:
             return self._only.search(vectors, k, None, parameters)

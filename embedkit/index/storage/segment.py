@@ -72,11 +72,15 @@ class Segment:
         """Whether the scores of all its Faiss indexes are exact."""
         return all(part.exact for part in self.parts)
 
+    @property
+    def keeps_vectors(self) -> bool:
+        """Whether it has vectors, and not only codes."""
+        return self.exact or self.entry.raw != "none"
+
     @cached_property
     def can_read_back(self) -> bool:
         """Whether `raw` is nearly what was encoded: kept beside the codes, or read back from them."""
-        codes = all(can_read_back(part.factory) for part in self.entry.parts)
-        return self.exact or self.entry.raw != "none" or codes
+        return self.keeps_vectors or all(can_read_back(part.factory) for part in self.entry.parts)
 
     @cached_property
     def raw(self) -> RawVectors:
@@ -134,7 +138,7 @@ class Segment:
             scores, found = exact_search(some, k, rows + start, self.raw.gather)
             return scores, found - start
 
-        if part.exact or parameters.rescore is None:
+        if part.exact or not parameters.rescore:
             return part.search(vectors, k, allowed, parameters, exact)
         _, rows = part.search(vectors, k * parameters.rescore, allowed, parameters, exact)
         scores, rows = rescore(vectors, np.where(rows < 0, -1, rows + start), k, self.raw)

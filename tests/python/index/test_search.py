@@ -17,7 +17,7 @@ import pytest
 from fake_encoder import FakeEncoder
 
 from embedkit.index import Document, Index, ModelMismatchError, SearchStats
-from embedkit.index.storage import faiss_gpu
+from embedkit.index.storage import faiss_gpu, faiss_part
 from embedkit.index.storage.faiss_part import bits_of, count_bits, is_set, rows_of
 from embedkit.index.storage.raw import quantize
 from embedkit.index.storage.where import compile_where
@@ -238,6 +238,50 @@ def test_indexes_of_the_same_codes_are_not_rescored(tmp_path: Path) -> None:
         scores, rows = index.search_vectors(vectors[:40], 10, nprobe=8)
         exact = np.take_along_axis(vectors[:40] @ vectors.T, rows, axis=1)
         assert np.abs(scores - exact).max() > 0.01
+
+
+@pytest.mark.parametrize("kept", [None, "none"])
+def test_rescoring_of_a_refinement(tmp_path: Path, kept: Any) -> None:
+    vectors, documents = corpus()
+    with Index.build(
+        tmp_path / "index", documents, FakeEncoder(truncate_dim=24), factory="PQ12x4fs,RFlat", kept=kept
+    ) as index:
+        exact = vectors[:40] @ vectors.T
+        best = np.argsort(-exact, axis=1)[:, :10]
+        found = {
+            factor: index.search_vectors(vectors[:40], 10, rescore=factor)[1]
+            for factor in (None, 0, 1, 4, 30)
+        }
+        recall = {
+            factor: np.mean([len(set(a) & set(b)) / 10 for a, b in zip(rows, best, strict=True)])
+            for factor, rows in found.items()
+        }
+        np.testing.assert_array_equal(found[None], found[4])
+        np.testing.assert_array_equal(found[0], found[1])
+        assert recall[0] + 0.1 < recall[4] < recall[30] - 0.05
+        index.set_search_defaults(rescore=30)
+        np.testing.assert_array_equal(index.search_vectors(vectors[:40], 10)[1], found[30])
+        np.testing.assert_array_equal(index.search_vectors(vectors[:40], 10, rescore=0)[1], found[0])
+
+
+def test_a_refinement_ranks_no_more_candidates_than_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    given = faiss_part.faiss_parameters
+
+    def noted(index: Any, parameters: Any, selector: Any = None) -> Any:
+        asked.append(parameters.rescore)
+        return given(index, parameters, selector)
+
+    monkeypatch.setattr(faiss_part, "faiss_parameters", noted)
+    vectors, documents = corpus(600)
+    with Index.build(
+        tmp_path / "index", documents, FakeEncoder(truncate_dim=24), factory="PQ12x4fs,RFlat"
+    ) as index:
+        _, rows = index.search_vectors(vectors[:9], 500, rescore=10**9)  # of 12 bytes each
+        assert asked == [2]
+        np.testing.assert_array_equal(rows, np.argsort(-(vectors[:9] @ vectors.T), axis=1)[:, :500])
 
 
 def test_kept_int8_vectors_are_within_half_a_step() -> None:
