@@ -46,8 +46,8 @@ _MOST_FETCHED = 16_384  # most candidates fetched from an index that cannot filt
 
 Bits = npt.NDArray[np.uint8]
 """A bitmap over rows: bit ``row % 8`` of byte ``row // 8``."""
-Exact = Callable[[Float32Array, int, Int64Array], tuple[Float32Array, Int64Array]]
-"""Compares queries (n, dimension) with the given rows of a part, and returns the best k."""
+Exact = Callable[[Int64Array, int, Int64Array], tuple[Float32Array, Int64Array]]
+"""Compares queries, by their numbers, with the given rows of a part, and returns the best k."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,10 @@ class FaissPart:
         parameters: SearchParameters,
         exact: Exact,
     ) -> tuple[Float32Array, Int64Array]:
-        """Scores and rows of the best ``k`` (at most all) for each of ``vectors``; row -1 where fewer were found."""
+        """Scores and rows of the best ``k`` (at most all) for each of ``vectors``; row -1 where fewer were found.
+
+        ``exact`` finds them for the queries for which Faiss finds fewer than it should.
+        """
         k = min(k, self.rows)
         if allowed is None:
             scores, rows = self._search(vectors, k, parameters)
@@ -187,14 +190,12 @@ class FaissPart:
                 scores[lacking], rows[lacking] = self._search(vectors[lacking], k, wide)
                 lacking = lacking[rows[lacking, -1] < 0]
             if len(lacking) and self._visits_all(parameters):
-                scores[lacking], rows[lacking] = exact(vectors[lacking], k, np.arange(self.rows))
+                scores[lacking], rows[lacking] = exact(lacking, k, np.arange(self.rows))
             return scores, rows
         k = min(k, allowed.count)
         if k == 0:
             empty = (len(vectors), 0)
             return np.empty(empty, np.float32), np.empty(empty, np.int64)
-        if allowed.few:
-            return exact(vectors, k, rows_of(allowed.bits))
         takes_selectors = self._takes_selectors and not self._uses_gpu(k)
         if takes_selectors:
             try:
@@ -208,7 +209,7 @@ class FaissPart:
         if allowed.filtered or self._visits_all(parameters):
             lacking = np.flatnonzero(rows[:, -1] < 0)
         if len(lacking):
-            scores[lacking], rows[lacking] = exact(vectors[lacking], k, rows_of(allowed.bits))
+            scores[lacking], rows[lacking] = exact(lacking, k, rows_of(allowed.bits))
         return scores, rows
 
     def _visits_all(self, parameters: SearchParameters) -> bool:

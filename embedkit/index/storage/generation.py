@@ -99,10 +99,15 @@ class Generation:
         kinds = {"" if part.exact else codes_of(part.entry.factory) for part in self.faiss_parts}
         return len(kinds) > 1
 
+    @property
+    def _keeps_several(self) -> bool:
+        """Whether scores of codes can meet those of vectors: vectors read back from codes score as these do."""
+        return self.manifest.kept != "none" and len(self.faiss_parts) > 1
+
     def _mixes(self, chosen: Chosen) -> bool:
         """Whether of the ``chosen`` rows some are compared by their vectors, as they are few, and others by codes."""
-        if self.manifest.kept == "none" or len(self.faiss_parts) == 1:
-            return False  # vectors that are read back from codes score as these do
+        if not self._keeps_several:
+            return False
         compared = [
             segment.compares_vectors(bits) for segment, bits in zip(self.segments, chosen, strict=True)
         ]
@@ -218,21 +223,29 @@ class Generation:
         if chosen is not None and not parameters.rescore and self._mixes(chosen):
             parameters = replace(parameters, rescore=_RESCORED_WHERE_MIXED)
         if self._only is not None and chosen is None:
-            return self._only.search(vectors, k, None, parameters)
+            return self._only.search(vectors, k, None, parameters)[:2]
         scores = np.empty((len(vectors), 0), np.float32)
         rows = np.empty((len(vectors), 0), np.int64)
+        completed = np.zeros(len(vectors), np.bool_)
         for number, segment in enumerate(self.segments):
             bits = None if chosen is None else chosen[number]
-            some, found = segment.search(vectors, k, bits, parameters)
+            some, found, lacked = segment.search(vectors, k, bits, parameters)
+            completed |= lacked
             found = np.where(found < 0, -1, found + self._starts[number])
             scores = np.concatenate([scores, some], axis=1)
             rows = np.concatenate([rows, found], axis=1)
         scores, rows = best(scores, rows, k)  # Faiss scores a missing hit -3.4e38
         missing = min(k, self.manifest.documents) - rows.shape[1]
-        if missing <= 0:
-            return scores, rows
-        columns = ((0, 0), (0, missing))
-        return np.pad(scores, columns, constant_values=MISSING), np.pad(rows, columns, constant_values=-1)
+        if missing > 0:
+            columns = ((0, 0), (0, missing))
+            scores = np.pad(scores, columns, constant_values=MISSING)
+            rows = np.pad(rows, columns, constant_values=-1)
+        again = np.flatnonzero(completed)
+        if len(again) and not parameters.rescore and self._keeps_several:
+            # one part compared their vectors, and another codes
+            rescored = replace(parameters, rescore=_RESCORED_WHERE_MIXED)
+            scores[again], rows[again] = self.search(vectors[again], k, rescored, chosen)
+        return scores, rows
 
     @property
     def has_words(self) -> bool:

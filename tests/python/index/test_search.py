@@ -431,6 +431,30 @@ def test_fast_scan_finds_all(tmp_path: Path, factory: str) -> None:
             assert len({hit.id for hit in hits}) == 99
 
 
+@pytest.mark.parametrize("factory", ["PQ8x4fs", "HNSW8,SQ8"])
+def test_hits_that_codes_did_not_find_have_scores_comparable_with_those_of_another_segment(
+    tmp_path: Path, factory: str
+) -> None:
+    encoder = FakeEncoder(truncate_dim=16)
+    texts = [f"text {n % 10}" for n in range(200)] + [f"other {n}" for n in range(200)]
+    vectors = encoder.encode_document(texts, normalize_embeddings=True)
+    documents = [Document(text, str(n)) for n, text in enumerate(texts)]
+    names = [tmp_path / "first", tmp_path / "second"]
+    for name, some in zip(names, (documents[:200], documents[200:]), strict=True):
+        Index.build(name, some, encoder, factory=factory).close()
+    kinds = set()
+    with Index.merge(tmp_path / "index", names) as index:
+        for k in (100, 195, 300, 390):
+            scores, rows = index.search_vectors(vectors[:40], k)
+            assert [len(set(line)) for line in rows.tolist()] == [k] * 40
+            exact = np.take_along_axis(vectors[:40] @ vectors.T, rows, axis=1)
+            for line, errors in zip(rows, np.abs(scores - exact), strict=True):
+                of = {bool(errors[part].max() < 1e-5) for part in (line < 200, line >= 200) if part.any()}
+                assert len(of) == 1  # the scores of both segments are of vectors, or of codes
+                kinds |= of
+    assert kinds == {True, False}
+
+
 def test_ids_of_many_rows(tmp_path: Path, encoder: FakeEncoder) -> None:
     keys = [f"{'schlüssel' if n == 70 else 'key'} {n * 7}" for n in range(200)]
     documents = [Document(f"text {n}", key) for n, key in enumerate(keys)]
