@@ -21,6 +21,7 @@ from .index.storage.faiss_index import (
     import_faiss,
     ivf_of,
     resolve_factory,
+    train,
 )
 from .inputs import check_collection
 from .output import holds_texts
@@ -218,7 +219,7 @@ def _indexed(
         ivf.cp.min_points_per_centroid = 1  # no warning on stderr about few vectors
         ivf.nprobe = default_nprobe(ivf.nlist)
     try:
-        index.train(corpus)
+        train(index, corpus)
         index.add(corpus)
     except RuntimeError as error:
         raise ValueError(

@@ -388,7 +388,7 @@ class Index(Searcher):
     ) -> None:
         """Store the index's default search parameters; ``tuning``: the measurements they were chosen from.
 
-        ``rescore`` 0 is off, as is ``None``.
+        ``rescore`` 0 is ``None``: off, or 4 where the index has a refinement (``…,RFlat``); there 1 is the least.
 
         Raises:
             ValueError: a parameter is out of range, or does not apply to this kind of index; nothing was stored.

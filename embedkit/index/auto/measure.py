@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..storage.faiss_index import Float32Array, Int64Array, faiss_threads, import_faiss, ivf_of
+from ..storage.faiss_index import Float32Array, Int64Array, faiss_threads, hnsw_of, import_faiss, ivf_of
 from ..storage.search_parameters import SearchParameters
 
 __all__ = [
@@ -88,12 +88,11 @@ def check_recall(target_recall: float) -> None:
 def apply(index: Any, parameters: SearchParameters) -> None:
     """Make ``parameters`` the defaults of a Faiss index; they are also written to its file."""
     faiss = import_faiss()
-    if isinstance(index, faiss.IndexRefine):
-        if parameters.rescore is not None:
-            index.k_factor = parameters.rescore
-        index = faiss.downcast_index(index.base_index)
-    if parameters.ef is not None and isinstance(index, faiss.IndexHNSW):
-        index.hnsw.efSearch = parameters.ef
+    if parameters.rescore is not None and isinstance(index, faiss.IndexRefine):
+        index.k_factor = parameters.rescore
+    hnsw = hnsw_of(index)
+    if parameters.ef is not None and hnsw is not None:
+        hnsw.hnsw.efSearch = parameters.ef
     ivf = ivf_of(index)
     if parameters.nprobe is not None and ivf is not None:
         ivf.nprobe = min(parameters.nprobe, ivf.nlist)
@@ -198,12 +197,11 @@ def fastest_parameters(
     """
     faiss = import_faiss()
     refined = isinstance(index, faiss.IndexRefine)
-    base = faiss.downcast_index(index.base_index) if refined else index
-    ivf = ivf_of(base)
+    ivf, hnsw = ivf_of(index), hnsw_of(index)
     if ivf is not None:
         kind, start, most = "nprobe", 1, int(ivf.nlist)
-    elif isinstance(base, faiss.IndexHNSW):
-        kind, start, most = "ef", K, max(K, min(_MOST_EF, int(base.ntotal)))
+    elif hnsw is not None:
+        kind, start, most = "ef", K, max(K, min(_MOST_EF, int(hnsw.ntotal)))
     else:
         point = measure(index, SearchParameters(), queries, truth, FINAL_CALLS)
         return (point if point.sure_recall >= target else None), [point]

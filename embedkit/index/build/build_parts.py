@@ -23,6 +23,7 @@ from ..storage.faiss_index import (
     create_index,
     default_nprobe,
     faiss_threads,
+    hnsw_of,
     import_faiss,
     inverted_lists,
     ivf_of,
@@ -142,12 +143,11 @@ def _train(index: Any, spool: Spool, begin: int, end: int, *, budget: int, repor
         train(index, sample)
     if ivf is not None:
         ivf.nprobe = default_nprobe(ivf.nlist)
-    base = index
     if isinstance(index, faiss.IndexRefine):
-        base = faiss.downcast_index(index.base_index)
         index.k_factor = DEFAULT_REFINED
-    if isinstance(base, faiss.IndexHNSW):
-        base.hnsw.efSearch = DEFAULT_EF
+    hnsw = hnsw_of(index)
+    if hnsw is not None:
+        hnsw.hnsw.efSearch = DEFAULT_EF
 
 
 def _quantizers(index: Any) -> list[Any]:

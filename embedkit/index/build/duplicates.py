@@ -39,7 +39,7 @@ def near_duplicates(writer: Writer, entry: SegmentEntry, dimension: int, dedup: 
         for begin in range(0, entry.rows, _AT_ONCE):
             rows = np.arange(begin, min(begin + _AT_ONCE, entry.rows))
             vectors = segment.raw.gather(rows)
-            scores, found = segment.search(vectors, count, None, SearchParameters(rescore=4))
+            scores, found, _ = segment.search(vectors, count, None, SearchParameters(rescore=4))
             near = (scores >= similarity - 1e-6) & (found >= 0) & (found < rows[:, None])
             for line in np.flatnonzero(near.any(axis=1)).tolist():
                 row = begin + line

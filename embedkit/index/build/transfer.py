@@ -111,9 +111,20 @@ def _read(path: Path) -> tuple[Any, list[int] | None]:
         )
     if index.ntotal == 0:
         raise InputError(str(path), "contains no vectors")
+    if _maps_inside(index):
+        raise InputError(
+            str(path),
+            "ids are mapped within its index (IDMap), where embedkit finds none; wrap the whole index as IDMap",
+        )
     ivf = ivf_of(index)
     if ivf is not None:
         ivf = faiss.downcast_index(ivf)
+        if isinstance(ivf, faiss.IndexIVFFlatDedup):
+            raise InputError(
+                str(path),
+                "its IndexIVFFlatDedup lists equal vectors once, and Faiss cannot reconstruct them by their rows; "
+                "import an index of another kind",
+            )
         _lists_in_memory(ivf)
         ids = _number_rows(path, ivf) or ids
     if isinstance(ivf, faiss.IndexIVFFastScan) and not isinstance(index, faiss.IndexRefine):
@@ -124,6 +135,15 @@ def _read(path: Path) -> tuple[Any, list[int] | None]:
             "import an index with a refinement (…,RFlat) or of another kind",
         )
     return index, ids
+
+
+def _maps_inside(index: Any) -> bool:
+    faiss = import_faiss()
+    if isinstance(index, faiss.IndexRefine):
+        return _maps_inside(faiss.downcast_index(index.base_index))
+    if isinstance(index, faiss.IndexPreTransform):
+        return _maps_inside(faiss.downcast_index(index.index))
+    return isinstance(index, (faiss.IndexIDMap, faiss.IndexIDMap2))
 
 
 def _lists_in_memory(ivf: Any) -> None:

@@ -186,7 +186,8 @@ class Searcher:
                 default of the index.
             ef: candidates that HNSW keeps, likewise.
             rescore: for an index of quantized codes, look up ``rescore · k`` candidates by their codes and rank
-                them by their vectors; 0: do not. ``None``: the default of the index.
+                them by their vectors; 0: do not (a refinement, ``…,RFlat``, ranks ``k``). ``None``: the default of the
+                index, 4 where it has a refinement.
             where: find only documents that match a condition on their fields, such as
                 ``"lang = 'en' and year > 2019"`` or ``{"lang": "en", "year": {"$gt": 2019}}``
                 (`embedkit.index.storage.filters`). If at least ``k`` documents match, ``k`` are found.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["check_factory", "check_rows", "fitting_factory", "least_rows"]
+__all__ = ["check_factory", "check_rows", "codes_of", "fitting_factory", "least_rows"]
 
 _CODE = r"(?:Flat|SQ(?:4|6|8|fp16)|RaBitQ|PQ(?P<{0}m>\d+)(?:x(?P<{0}bits>\d+))?(?:fsr?)?)"
 _GRAMMAR = re.compile(
@@ -18,6 +18,7 @@ _GRAMMAR = re.compile(
     r"HNSW(?P<hnsw>\d+)(?:[,_](?:Flat|SQ8))?|" + _CODE.format("") + ")"
     r"(?:,(?:RFlat|Refine\((?:Flat|SQ8)\)))?"
 )
+_FINDS = re.compile(r"IVF\d+(?:_HNSW\d+)?,|HNSW\d+[,_]")
 _OPQ_CENTROIDS = 256  # of the quantizer of 8 bits that Faiss trains with the rotation
 
 # What a number means, its minimum and maximum; None is the dimension of the vectors.
@@ -51,6 +52,11 @@ def check_factory(factory: str, dimension: int) -> None:
             raise ValueError(
                 f"the factory {factory[:80]!r} has {text[:20]} {meaning}, expected {least} to {greatest}"
             )
+
+
+def codes_of(factory: str) -> str:
+    """Of ``factory`` what the scores come from, its transform and codes, and not what finds them: IVF or HNSW."""
+    return _FINDS.sub("", factory)
 
 
 def least_rows(factory: str) -> int:

@@ -35,6 +35,7 @@ __all__ = [
     "faiss_name",
     "faiss_parameters",
     "faiss_threads",
+    "hnsw_of",
     "import_faiss",
     "inverted_lists",
     "is_codes_alone",
@@ -169,14 +170,36 @@ def train(index: Any, sample: Float32Array) -> None:
     """Train ``index`` on ``sample`` (n, dimension), so that codes which are decoded and coded again stay the same."""
     inner = _inner(index)
     for part in inner:
-        if isinstance(part, import_faiss().IndexPQ):
-            part.do_polysemous_training = (
-                False  # minutes for a search by Hamming distance, which none here is
-            )
+        if hasattr(part, "do_polysemous_training"):
+            # minutes for a search by Hamming distance, which none here is
+            part.do_polysemous_training = False
+    _keep_products(index, sample)
     index.train(sample)
     for part in inner:
         if hasattr(part, "sq"):
             _round_to_nearest(part.sq)
+
+
+def _keep_products(index: Any, sample: Float32Array) -> None:
+    """Have the transforms of ``index`` take no mean from the vectors: what it adds to their products would be lost.
+
+    Sentence vectors have one in common (mean cosine .57 of 900 sentences of bge-small): without it the cosines of
+    PCA128 were .45 too small, and it found .74 of the ten nearest, not .96.
+    """
+    faiss = import_faiss()
+    if isinstance(index, faiss.IndexRefine):
+        _keep_products(faiss.downcast_index(index.base_index), sample)
+    if not isinstance(index, faiss.IndexPreTransform):
+        return
+    for number in range(index.chain.size()):
+        transform = faiss.downcast_VectorTransform(index.chain.at(number))
+        if isinstance(transform, faiss.PCAMatrix):
+            transform.have_bias = False
+        elif isinstance(transform, faiss.OPQMatrix) and transform.d_out < transform.d_in:
+            # it chooses the columns to keep by vectors less their mean; that of vectors and opposites is zero
+            signed = sample.copy()
+            signed[::2] *= -1
+            transform.train(signed)
 
 
 def _inner(index: Any) -> list[Any]:
@@ -207,6 +230,16 @@ def _round_to_nearest(codes: Any) -> None:
     faiss.copy_array_to_vector(np.concatenate([low - half, width]).astype(np.float32), codes.trained)
 
 
+def hnsw_of(index: Any) -> Any | None:
+    """The HNSW index inside ``index``, or ``None``."""
+    faiss = import_faiss()
+    if isinstance(index, faiss.IndexRefine):
+        return hnsw_of(faiss.downcast_index(index.base_index))
+    if isinstance(index, faiss.IndexPreTransform):
+        return hnsw_of(faiss.downcast_index(index.index))
+    return index if isinstance(index, faiss.IndexHNSW) else None
+
+
 def ivf_of(index: Any) -> Any | None:
     """The inverted-file index inside ``index``, or ``None``."""
     try:
@@ -233,12 +266,12 @@ def added_factory(factory: str, rows: int, dimension: int) -> str:
 def faiss_parameters(index: Any, parameters: SearchParameters, selector: Any = None) -> Any:
     """Faiss' object for one search (changing the index itself would not be thread-safe); ``None``: as built.
 
-    What does not apply to ``index`` is ignored; nprobe is bounded by the lists there are, the others by the vectors:
-    Faiss makes room for as many candidates as it is told.
+    What does not apply to ``index`` is ignored; nprobe is bounded by the lists there are, and ef by the vectors: Faiss
+    makes room for as many candidates as it is told.
 
     Args:
         index: the Faiss index to search.
-        parameters: how hard to search; ``rescore`` counts above 1 only, and where there is a refinement.
+        parameters: how hard to search; ``rescore`` counts where there is a refinement, and 0 as 1.
         selector: a Faiss IDSelector over rows.
 
     Raises:
@@ -252,12 +285,11 @@ def faiss_parameters(index: Any, parameters: SearchParameters, selector: Any = N
     if isinstance(index, faiss.IndexRefine):
         inner = faiss_parameters(faiss.downcast_index(index.base_index), parameters, selector)
         factor = parameters.rescore
-        if factor is None or factor <= 1:
+        if factor is None:
             if inner is None:
                 return None
             factor = index.k_factor
-        factor = min(factor, max(1, index.ntotal))
-        return faiss.IndexRefineSearchParameters(k_factor=factor, base_index_params=inner)
+        return faiss.IndexRefineSearchParameters(k_factor=max(1, factor), base_index_params=inner)
     if isinstance(index, faiss.IndexHNSW):
         if parameters.ef is None and selector is None:
             return None

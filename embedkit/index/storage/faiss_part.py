@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 from collections.abc import Callable, Iterable
@@ -19,6 +20,7 @@ from .faiss_index import (
     Int64Array,
     SelectorError,
     faiss_parameters,
+    hnsw_of,
     import_faiss,
     is_exact,
     ivf_of,
@@ -39,12 +41,13 @@ _FILES_KNOWN = 4096
 _intact: dict[tuple[Path, int, int, int], None] = {}
 """Files whose content was compared with their checksums by this process: path, device, inode and time of change."""
 
+_NO_SELECTOR = re.compile("(search params|id selector) not supported")
 _MOST_FETCHED = 16_384  # most candidates fetched from an index that cannot filter, before all are compared
 
 Bits = npt.NDArray[np.uint8]
 """A bitmap over rows: bit ``row % 8`` of byte ``row // 8``."""
-Exact = Callable[[Float32Array, int, Int64Array], tuple[Float32Array, Int64Array]]
-"""Compares queries (n, dimension) with the given rows of a part, and returns the best k."""
+Exact = Callable[[Int64Array, int, Int64Array], tuple[Float32Array, Int64Array]]
+"""Compares queries, by their numbers, with the given rows of a part, and returns the best k."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,8 @@ class FaissPart:
     @cached_property
     def ef(self) -> int | None:
         """The candidates that it keeps by default; ``None`` if it is not HNSW."""
-        return _ef_of(self.index)
+        hnsw = hnsw_of(self.index)
+        return None if hnsw is None else int(hnsw.hnsw.efSearch)
 
     def to_gpu(self, gpu: FaissGpu, *, half: bool, before: Iterable[FaissPart]) -> None:
         """Search on the GPU from now on, except for more than `GPU_MOST` hits.
@@ -173,7 +177,10 @@ class FaissPart:
         parameters: SearchParameters,
         exact: Exact,
     ) -> tuple[Float32Array, Int64Array]:
-        """Scores and rows of the best ``k`` (at most all) for each of ``vectors``; row -1 where fewer were found."""
+        """Scores and rows of the best ``k`` (at most all) for each of ``vectors``; row -1 where fewer were found.
+
+        ``exact`` finds them for the queries for which Faiss finds fewer than it should.
+        """
         k = min(k, self.rows)
         if allowed is None:
             scores, rows = self._search(vectors, k, parameters)
@@ -183,14 +190,12 @@ class FaissPart:
                 scores[lacking], rows[lacking] = self._search(vectors[lacking], k, wide)
                 lacking = lacking[rows[lacking, -1] < 0]
             if len(lacking) and self._visits_all(parameters):
-                scores[lacking], rows[lacking] = exact(vectors[lacking], k, np.arange(self.rows))
+                scores[lacking], rows[lacking] = exact(lacking, k, np.arange(self.rows))
             return scores, rows
         k = min(k, allowed.count)
         if k == 0:
             empty = (len(vectors), 0)
             return np.empty(empty, np.float32), np.empty(empty, np.int64)
-        if allowed.few:
-            return exact(vectors, k, rows_of(allowed.bits))
         takes_selectors = self._takes_selectors and not self._uses_gpu(k)
         if takes_selectors:
             try:
@@ -204,7 +209,7 @@ class FaissPart:
         if allowed.filtered or self._visits_all(parameters):
             lacking = np.flatnonzero(rows[:, -1] < 0)
         if len(lacking):
-            scores[lacking], rows[lacking] = exact(vectors[lacking], k, rows_of(allowed.bits))
+            scores[lacking], rows[lacking] = exact(lacking, k, rows_of(allowed.bits))
         return scores, rows
 
     def _visits_all(self, parameters: SearchParameters) -> bool:
@@ -221,6 +226,8 @@ class FaissPart:
     def _search(
         self, vectors: Float32Array, k: int, parameters: SearchParameters, bits: Bits | None = None
     ) -> tuple[Float32Array, Int64Array]:
+        if parameters.rescore:  # Faiss makes room for rescore · k candidates
+            parameters = replace(parameters, rescore=min(parameters.rescore, math.ceil(self.rows / k)))
         if bits is not None:
             given = faiss_parameters(self.index, parameters, import_faiss().IDSelectorBitmap(bits))
         elif self._on_gpu is not None and k <= GPU_MOST:
@@ -232,7 +239,12 @@ class FaissPart:
                 given = faiss_parameters(self.index, parameters)
                 if len(self._without_selector) < _PARAMETERS_KEPT:
                     self._without_selector[parameters] = given
-        scores, rows = self.index.search(vectors, k, params=given)
+        try:
+            scores, rows = self.index.search(vectors, k, params=given)
+        except RuntimeError as error:
+            if bits is None or not _NO_SELECTOR.search(str(error)):
+                raise
+            raise SelectorError(type(self.index).__name__) from None
         return scores, rows
 
     def _overfetch(
@@ -263,13 +275,6 @@ class FaissPart:
                 break
             fetch *= 4
         return scores, rows, open_
-
-
-def _ef_of(index: Any) -> int | None:
-    faiss = import_faiss()
-    if isinstance(index, faiss.IndexRefine):
-        index = faiss.downcast_index(index.base_index)
-    return int(index.hnsw.efSearch) if isinstance(index, faiss.IndexHNSW) else None
 
 
 def rows_of(bits: Bits) -> Int64Array:

@@ -16,6 +16,7 @@ from ...documents.passages import document_of
 from ..errors import IndexDamagedError
 from ..words.analyzer import analyzer
 from .document_store import StoredDocument
+from .factory import codes_of
 from .faiss_index import Float32Array, Int64Array
 from .faiss_part import Bits, FaissPart
 from .filters import Where, condition_of
@@ -93,14 +94,20 @@ class Generation:
 
     @cached_property
     def _mixed(self) -> bool:
-        # Scores of codes and of vectors cannot be compared: if some segments have the former and others the
-        # latter, the hits of the former are scored again.
-        return len({segment.exact for segment in self.segments}) > 1
+        # Scores of codes cannot be compared with those of vectors or of other codes: if there are several kinds, the
+        # hits of codes are scored again.
+        kinds = {"" if part.exact else codes_of(part.entry.factory) for part in self.faiss_parts}
+        return len(kinds) > 1
+
+    @property
+    def _keeps_several(self) -> bool:
+        """Whether scores of codes can meet those of vectors: vectors read back from codes score as these do."""
+        return self.manifest.kept != "none" and len(self.faiss_parts) > 1
 
     def _mixes(self, chosen: Chosen) -> bool:
         """Whether of the ``chosen`` rows some are compared by their vectors, as they are few, and others by codes."""
-        if self.manifest.kept == "none" or len(self.faiss_parts) == 1:
-            return False  # vectors that are read back from codes score as these do
+        if not self._keeps_several:
+            return False
         compared = [
             segment.compares_vectors(bits) for segment, bits in zip(self.segments, chosen, strict=True)
         ]
@@ -139,11 +146,11 @@ class Generation:
     def with_defaults(self, parameters: SearchParameters) -> SearchParameters:
         """``parameters``, completed by the manifest's defaults and by what the segments need."""
         manifest = self.manifest
-        rescore = manifest.rescore if parameters.rescore is None else parameters.rescore or None
+        rescore = manifest.rescore if parameters.rescore is None else parameters.rescore
         return SearchParameters(
             manifest.nprobe if parameters.nprobe is None else parameters.nprobe,
             manifest.ef if parameters.ef is None else parameters.ef,
-            _RESCORED_WHERE_MIXED if rescore is None and self._mixed else rescore,
+            _RESCORED_WHERE_MIXED if not rescore and self._mixed else rescore,
         )
 
     def check(self, parameters: SearchParameters) -> None:
@@ -151,7 +158,7 @@ class Generation:
         nprobe, ef, rescore = parameters.nprobe, parameters.ef, parameters.rescore
         if rescore is not None and rescore < 0:
             raise ValueError(f"rescore must be 0 (off) or more, not {rescore}")
-        if rescore and self.manifest.kept == "none":
+        if rescore and self.manifest.kept == "none" and not any(one.keeps_vectors for one in self.segments):
             raise ValueError(
                 f"rescore does not apply: the index is {self.factory} and keeps no vectors beside its codes; "
                 "build it with --keep fp32 or int8"
@@ -213,24 +220,32 @@ class Generation:
         self, vectors: Float32Array, k: int, parameters: SearchParameters, chosen: Chosen | None = None
     ) -> tuple[Float32Array, Int64Array]:
         """Scores and rows of the best ``k``, both (n, min(k, documents)); row -1 where fewer were found."""
-        if chosen is not None and parameters.rescore is None and self._mixes(chosen):
+        if chosen is not None and not parameters.rescore and self._mixes(chosen):
             parameters = replace(parameters, rescore=_RESCORED_WHERE_MIXED)
         if self._only is not None and chosen is None:
-            return self._only.search(vectors, k, None, parameters)
+            return self._only.search(vectors, k, None, parameters)[:2]
         scores = np.empty((len(vectors), 0), np.float32)
         rows = np.empty((len(vectors), 0), np.int64)
+        completed = np.zeros(len(vectors), np.bool_)
         for number, segment in enumerate(self.segments):
             bits = None if chosen is None else chosen[number]
-            some, found = segment.search(vectors, k, bits, parameters)
+            some, found, lacked = segment.search(vectors, k, bits, parameters)
+            completed |= lacked
             found = np.where(found < 0, -1, found + self._starts[number])
             scores = np.concatenate([scores, some], axis=1)
             rows = np.concatenate([rows, found], axis=1)
         scores, rows = best(scores, rows, k)  # Faiss scores a missing hit -3.4e38
         missing = min(k, self.manifest.documents) - rows.shape[1]
-        if missing <= 0:
-            return scores, rows
-        columns = ((0, 0), (0, missing))
-        return np.pad(scores, columns, constant_values=MISSING), np.pad(rows, columns, constant_values=-1)
+        if missing > 0:
+            columns = ((0, 0), (0, missing))
+            scores = np.pad(scores, columns, constant_values=MISSING)
+            rows = np.pad(rows, columns, constant_values=-1)
+        again = np.flatnonzero(completed)
+        if len(again) and not parameters.rescore and self._keeps_several:
+            # one part compared their vectors, and another codes
+            rescored = replace(parameters, rescore=_RESCORED_WHERE_MIXED)
+            scores[again], rows[again] = self.search(vectors[again], k, rescored, chosen)
+        return scores, rows
 
     @property
     def has_words(self) -> bool:

@@ -20,7 +20,7 @@ class SearchParameters:
         nprobe: inverted lists to visit (``nprobe`` of an IndexIVF).
         ef: candidates that HNSW keeps (``efSearch`` of an IndexHNSW).
         rescore: candidates per hit: an index of codes looks up ``rescore · k`` rows by their codes and ranks
-            them by finer codes or by their vectors (``k_factor`` of an IndexRefine).
+            them by finer codes or by their vectors (``k_factor`` of an IndexRefine); 0: it does not.
     """
 
     nprobe: int | None = None
@@ -34,7 +34,7 @@ class SearchParameters:
 
     @classmethod
     def checked(cls, nprobe: Any, ef: Any, rescore: Any) -> SearchParameters:
-        """The same from arguments as an index stores them; a ``rescore`` of 0 (off) is ``None``.
+        """The same from arguments as an index stores them; a ``rescore`` of 0 is ``None``.
 
         Raises:
             TypeError: one of them is not an integer.

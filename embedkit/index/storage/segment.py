@@ -8,11 +8,12 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from ..errors import IndexDamagedError
 from .document_store import DocumentReader, StoredDocument
 from .faiss_index import Float32Array, Int64Array, can_read_back
-from .faiss_part import Allowed, Bits, FaissPart, count_bits
+from .faiss_part import Allowed, Bits, FaissPart, count_bits, rows_of
 from .ids import Ids
 from .layout import TOMBSTONES_FOLDER
 from .manifest import DOCUMENTS_FILE, IDS_FILE, RAW_FILE, SegmentEntry, altered, hash_file
@@ -72,11 +73,15 @@ class Segment:
         """Whether the scores of all its Faiss indexes are exact."""
         return all(part.exact for part in self.parts)
 
+    @property
+    def keeps_vectors(self) -> bool:
+        """Whether it has vectors, and not only codes."""
+        return self.exact or self.entry.raw != "none"
+
     @cached_property
     def can_read_back(self) -> bool:
         """Whether `raw` is nearly what was encoded: kept beside the codes, or read back from them."""
-        codes = all(can_read_back(part.factory) for part in self.entry.parts)
-        return self.exact or self.entry.raw != "none" or codes
+        return self.keeps_vectors or all(can_read_back(part.factory) for part in self.entry.parts)
 
     @cached_property
     def raw(self) -> RawVectors:
@@ -99,46 +104,55 @@ class Segment:
 
     def search(
         self, vectors: Float32Array, k: int, chosen: Bits | None, parameters: SearchParameters
-    ) -> tuple[Float32Array, Int64Array]:
-        """Scores and rows of the best for each of ``vectors``, both (n, ≤ k); row -1 where fewer were found.
+    ) -> tuple[Float32Array, Int64Array, npt.NDArray[np.bool_]]:
+        """What is best for each of ``vectors``.
 
         Args:
             vectors: (n, dimension).
             k: most hits per query.
             chosen: rows that match a condition, without deleted ones; ``None``: no condition.
             parameters: how hard to search.
+
+        Returns:
+            Scores and rows, both (n, ≤ k), row -1 where fewer were found; and of each query whether a part compared its
+            vectors because fewer were found by its codes.
         """
         if len(self.parts) == 1:
             return self._search_part(0, vectors, k, chosen, parameters)
         found = [
             self._search_part(number, vectors, k, chosen, parameters) for number in range(len(self.parts))
         ]
-        scores = np.concatenate([scores for scores, _ in found], axis=1)
+        scores = np.concatenate([scores for scores, _, _ in found], axis=1)
         rows = np.concatenate(
             [
                 np.where(rows < 0, -1, rows + start)
-                for (_, rows), start in zip(found, self.starts, strict=False)
+                for (_, rows, _), start in zip(found, self.starts, strict=False)
             ],
             axis=1,
         )
-        return best(scores, rows, k)
+        return *best(scores, rows, k), np.any([completed for _, _, completed in found], axis=0)
 
     def _search_part(
         self, number: int, vectors: Float32Array, k: int, chosen: Bits | None, parameters: SearchParameters
-    ) -> tuple[Float32Array, Int64Array]:
+    ) -> tuple[Float32Array, Int64Array, npt.NDArray[np.bool_]]:
         part = self.parts[number]
         start = self.starts[number]
         allowed = self._allowed(number, chosen)
+        completed = np.zeros(len(vectors), np.bool_)
 
-        def exact(some: Float32Array, k: int, rows: Int64Array) -> tuple[Float32Array, Int64Array]:
-            scores, found = exact_search(some, k, rows + start, self.raw.gather)
+        def exact(queries: Int64Array, k: int, rows: Int64Array) -> tuple[Float32Array, Int64Array]:
+            completed[queries] = not part.exact
+            scores, found = exact_search(vectors[queries], k, rows + start, self.raw.gather)
             return scores, found - start
 
-        if part.exact or parameters.rescore is None:
-            return part.search(vectors, k, allowed, parameters, exact)
+        if allowed is not None and allowed.few:
+            scores, rows = exact_search(vectors, k, rows_of(allowed.bits) + start, self.raw.gather)
+            return scores, rows - start, completed
+        if part.exact or not parameters.rescore:
+            return *part.search(vectors, k, allowed, parameters, exact), completed
         _, rows = part.search(vectors, k * parameters.rescore, allowed, parameters, exact)
         scores, rows = rescore(vectors, np.where(rows < 0, -1, rows + start), k, self.raw)
-        return scores, np.where(rows < 0, -1, rows - start)
+        return scores, np.where(rows < 0, -1, rows - start), completed
 
     def _allowed(self, number: int, chosen: Bits | None) -> Allowed | None:
         """The rows that a search of a part may find; ``None`` for all."""

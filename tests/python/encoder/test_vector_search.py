@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,12 @@ def test_an_index_finds_nearly_all_pairs_of_many_sentences() -> None:
     vectors = np.concatenate([base, copies]).astype(np.float32)
     found = mine(vectors, top_k=1, max_pairs=500, factory="IVF20,Flat")
     assert sum(j - i == 2500 for _, i, j in found) >= 480
+
+
+def test_an_index_of_codes_is_trained_in_seconds(vectors: np.ndarray) -> None:
+    begin = time.process_time()
+    assert mine(vectors, top_k=1, max_pairs=9, factory="IVF4,PQ2")
+    assert time.process_time() - begin < 3  # 6 s with polysemous training
 
 
 def test_an_unbuildable_index_is_an_error() -> None:

@@ -68,7 +68,7 @@ def test_invalid_factories(factory: str, message: str) -> None:
 
 def test_training_codes_takes_no_time_for_what_is_not_searched() -> None:
     sample = np.random.default_rng(0).standard_normal((300, 64)).astype(np.float32)
-    for factory in ("PQ8", "PCA32,PQ8", "PQ8,RFlat"):
+    for factory in ("PQ8", "PCA32,PQ8", "PQ8,RFlat", "IVF4,PQ8", "OPQ8_32,IVF4,PQ8,RFlat"):
         index = create_index(factory, 64)
         begin = time.process_time()
         train(index, sample)

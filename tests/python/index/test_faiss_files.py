@@ -67,6 +67,23 @@ def test_a_faiss_file_is_imported_and_exported(tmp_path: Path, encoder: FakeEnco
         assert len(index) == 400
 
 
+@pytest.mark.parametrize("factory", ["RQ4x4", "LSQ4x4", "NSG16", "IVF4,RQ4x4", "RR32,PRQ2x2x4"])
+def test_imported_kinds_that_cannot_leave_out_rows_are_searched_after_a_deletion(
+    tmp_path: Path, encoder: FakeEncoder, factory: str
+) -> None:
+    array = vectors(300)
+    raw = faiss.index_factory(32, factory, faiss.METRIC_INNER_PRODUCT)
+    raw.train(array)
+    raw.add(array)
+    faiss.write_index(raw, str(tmp_path / "in.faiss"))
+    with Index.import_faiss(tmp_path / "index", tmp_path / "in.faiss", encoder) as index:
+        rows = index.search_vectors(array[:20], 5)[1]
+        index.delete(["7"])
+        after = index.search_vectors(array[:20], 4)[1]
+        for line, found in zip(rows.tolist(), after.tolist(), strict=True):
+            assert found == [row for row in line if row != 7][:4]
+
+
 def test_ids_of_a_faiss_file_become_the_documents_ids(tmp_path: Path, encoder: FakeEncoder) -> None:
     array = vectors(50)
     raw = faiss.IndexIDMap2(faiss.IndexFlatIP(32))
@@ -202,6 +219,14 @@ def test_faiss_files_that_cannot_be_imported(tmp_path: Path, encoder: FakeEncode
     cases["fast"].train(vectors(700))
     cases["fast"].add(vectors(700))
     faiss.write_index(cases["fast"], str(tmp_path / "fast"))
+    cases["dedup"] = faiss.index_factory(32, "IVF1,FlatDedup", faiss.METRIC_INNER_PRODUCT)
+    cases["dedup"].train(vectors(50))
+    cases["dedup"].add(vectors(50))
+    faiss.write_index(cases["dedup"], str(tmp_path / "dedup"))
+    cases["mapped"] = faiss.index_factory(32, "PCA16,IDMap,Flat", faiss.METRIC_INNER_PRODUCT)
+    cases["mapped"].train(vectors(50))
+    cases["mapped"].add_with_ids(vectors(50), np.arange(1000, 1050))
+    faiss.write_index(cases["mapped"], str(tmp_path / "mapped"))
     (tmp_path / "garbage").write_bytes(b"garbage")
     for name, message in (
         ("l2", "its metric is not the inner product"),
@@ -209,6 +234,8 @@ def test_faiss_files_that_cannot_be_imported(tmp_path: Path, encoder: FakeEncode
         ("long", "has length 3, but cosine needs length 1; normalize the vectors"),
         ("empty", "contains no vectors"),
         ("fast", "cannot reconstruct the vectors of IndexIVFPQFastScan"),
+        ("dedup", "its IndexIVFFlatDedup lists equal vectors once"),
+        ("mapped", r"ids are mapped within its index \(IDMap\), .*; wrap the whole index as IDMap"),
         ("garbage", "Faiss cannot read it"),
         ("none", "no such file"),
     ):

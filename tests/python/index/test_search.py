@@ -17,7 +17,7 @@ import pytest
 from fake_encoder import FakeEncoder
 
 from embedkit.index import Document, Index, ModelMismatchError, SearchStats
-from embedkit.index.storage import faiss_gpu
+from embedkit.index.storage import faiss_gpu, faiss_part
 from embedkit.index.storage.faiss_part import bits_of, count_bits, is_set, rows_of
 from embedkit.index.storage.raw import quantize
 from embedkit.index.storage.where import compile_where
@@ -138,6 +138,24 @@ def corpus(rows: int = 3000, dimension: int = 24) -> tuple[np.ndarray, list[Docu
     return vectors, documents
 
 
+@pytest.mark.parametrize("factory", ["PCA24,Flat", "PCAR24,IVF4,Flat", "PCA12,Flat", "OPQ4_12,Flat"])
+def test_scores_of_fewer_columns_are_cosines_of_vectors_with_a_common_mean(
+    tmp_path: Path, factory: str
+) -> None:
+    random = np.random.default_rng(0)
+    vectors = random.standard_normal((1000, 24)) * 0.8 ** np.arange(24) + random.standard_normal(24) / 2
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    documents = [Document(f"number {n}", f"k{n}", vector=vector) for n, vector in enumerate(vectors)]
+    with Index.build(tmp_path / "index", documents, FakeEncoder(truncate_dim=24), factory=factory) as index:
+        scores, rows = index.search_vectors(vectors[:50], 10, nprobe=4 if "IVF" in factory else None)
+    exact = vectors[:50] @ vectors.T
+    best = np.argsort(-exact, axis=1)[:, :10]
+    recall = np.mean([len(set(a) & set(b)) / 10 for a, b in zip(rows, best, strict=True)])
+    assert recall > (0.99 if "24" in factory else 0.8)
+    error = np.abs(scores - np.take_along_axis(exact, rows, axis=1))
+    assert error.max() < (1e-5 if "24" in factory else 0.05)
+
+
 @pytest.mark.parametrize("kept", ["fp32", "int8"])
 @pytest.mark.parametrize("factory", ["IVF16,PQ12x4fs", "SQ4", "IVF16,RaBitQ"])
 def test_rescoring_gives_the_scores_of_the_vectors(tmp_path: Path, kept: str, factory: str) -> None:
@@ -183,6 +201,87 @@ def test_a_filter_that_leaves_few_rows_of_one_segment_alone_gives_comparable_sco
         np.testing.assert_allclose(scores, np.take_along_axis(exact, rows, axis=1), atol=1e-6)
         scores, rows = index.search_vectors(vectors[:40], 10, where="n >= 0")  # codes of both
         assert np.abs(scores - np.take_along_axis(exact, rows, axis=1)).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("factories", "kept"),
+    [
+        (("SQ8", "PQ12x4fs"), None),
+        (("SQ8", "PQ12x4fs"), "none"),
+        (("RaBitQ", "PQ4x4"), None),
+        (("PCA12,SQ8", "SQ8"), None),
+    ],
+)
+def test_merged_indexes_of_different_codes_give_comparable_scores(
+    tmp_path: Path, factories: tuple[str, str], kept: Any
+) -> None:
+    vectors, documents = corpus()
+    encoder = FakeEncoder(truncate_dim=24)
+    names = [tmp_path / "first", tmp_path / "second"]
+    halves = documents[:1500], documents[1500:]
+    for name, some, factory, own in zip(names, halves, factories, (kept, None), strict=True):
+        Index.build(name, some, encoder, factory=factory, kept=own).close()
+    with Index.merge(tmp_path / "index", names) as index:
+        scores, rows = index.search_vectors(vectors[:100], 10)
+        exact = np.take_along_axis(vectors[:100] @ vectors.T, rows, axis=1)
+        np.testing.assert_allclose(scores, exact, atol=0.02 if kept == "none" else 1e-6)
+        assert 0.35 < (rows >= 1500).mean() < 0.65
+
+
+def test_indexes_of_the_same_codes_are_not_rescored(tmp_path: Path) -> None:
+    vectors, documents = corpus(600)
+    encoder = FakeEncoder(truncate_dim=24)
+    names = [tmp_path / name for name in "abc"]
+    for place, (name, factory) in enumerate(zip(names, ("SQ4", "IVF4,SQ4", "IVF8,SQ4"), strict=True)):
+        Index.build(name, documents[place::3], encoder, factory=factory).close()
+    with Index.merge(tmp_path / "index", names) as index:
+        scores, rows = index.search_vectors(vectors[:40], 10, nprobe=8)
+        exact = np.take_along_axis(vectors[:40] @ vectors.T, rows, axis=1)
+        assert np.abs(scores - exact).max() > 0.01
+
+
+@pytest.mark.parametrize("kept", [None, "none"])
+def test_rescoring_of_a_refinement(tmp_path: Path, kept: Any) -> None:
+    vectors, documents = corpus()
+    with Index.build(
+        tmp_path / "index", documents, FakeEncoder(truncate_dim=24), factory="PQ12x4fs,RFlat", kept=kept
+    ) as index:
+        exact = vectors[:40] @ vectors.T
+        best = np.argsort(-exact, axis=1)[:, :10]
+        found = {
+            factor: index.search_vectors(vectors[:40], 10, rescore=factor)[1]
+            for factor in (None, 0, 1, 4, 30)
+        }
+        recall = {
+            factor: np.mean([len(set(a) & set(b)) / 10 for a, b in zip(rows, best, strict=True)])
+            for factor, rows in found.items()
+        }
+        np.testing.assert_array_equal(found[None], found[4])
+        np.testing.assert_array_equal(found[0], found[1])
+        assert recall[0] + 0.1 < recall[4] < recall[30] - 0.05
+        index.set_search_defaults(rescore=30)
+        np.testing.assert_array_equal(index.search_vectors(vectors[:40], 10)[1], found[30])
+        np.testing.assert_array_equal(index.search_vectors(vectors[:40], 10, rescore=0)[1], found[0])
+
+
+def test_a_refinement_ranks_no_more_candidates_than_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    given = faiss_part.faiss_parameters
+
+    def noted(index: Any, parameters: Any, selector: Any = None) -> Any:
+        asked.append(parameters.rescore)
+        return given(index, parameters, selector)
+
+    monkeypatch.setattr(faiss_part, "faiss_parameters", noted)
+    vectors, documents = corpus(600)
+    with Index.build(
+        tmp_path / "index", documents, FakeEncoder(truncate_dim=24), factory="PQ12x4fs,RFlat"
+    ) as index:
+        _, rows = index.search_vectors(vectors[:9], 500, rescore=10**9)  # of 12 bytes each
+        assert asked == [2]
+        np.testing.assert_array_equal(rows, np.argsort(-(vectors[:9] @ vectors.T), axis=1)[:, :500])
 
 
 def test_kept_int8_vectors_are_within_half_a_step() -> None:
@@ -294,6 +393,20 @@ def test_ef_is_for_hnsw(tmp_path: Path, encoder: FakeEncoder) -> None:
             index.search("x", rescore=-1)
 
 
+@pytest.mark.parametrize("factory", ["RR24,HNSW8", "OPQ4,HNSW8,RFlat"])
+def test_ef_is_for_hnsw_behind_a_transform(tmp_path: Path, factory: str) -> None:
+    vectors, documents = corpus(1000)
+    with Index.build(tmp_path / "index", documents, FakeEncoder(truncate_dim=24), factory=factory) as index:
+        assert index.info()["ef"] == 64
+        best = np.argsort(-(vectors[:50] @ vectors.T), axis=1)[:, :10]
+        found = {ef: index.search_vectors(vectors[:50], 10, ef=ef)[1] for ef in (10, 64, 400, None)}
+        np.testing.assert_array_equal(found[None], found[64])
+        assert (found[400] == best).mean() > 0.98 > (found[10] == best).mean()
+        tuned = index.tune(0.95)
+        assert tuned is not None and tuned.point.parameters.ef is not None
+        assert index.info()["ef"] == tuned.point.parameters.ef
+
+
 @pytest.mark.parametrize("factory", ["HNSW16", "HNSW16,SQ8"])
 def test_hnsw_finds_k_where_vectors_repeat(tmp_path: Path, encoder: FakeEncoder, factory: str) -> None:
     texts = [f"text {n}" for n in range(40)] + ["the same"] * 60
@@ -316,6 +429,30 @@ def test_fast_scan_finds_all(tmp_path: Path, factory: str) -> None:
         index.delete(["99"])
         for hits in index.search(texts, k=99, hybrid=False):
             assert len({hit.id for hit in hits}) == 99
+
+
+@pytest.mark.parametrize("factory", ["PQ8x4fs", "HNSW8,SQ8"])
+def test_hits_that_codes_did_not_find_have_scores_comparable_with_those_of_another_segment(
+    tmp_path: Path, factory: str
+) -> None:
+    encoder = FakeEncoder(truncate_dim=16)
+    texts = [f"text {n % 10}" for n in range(200)] + [f"other {n}" for n in range(200)]
+    vectors = encoder.encode_document(texts, normalize_embeddings=True)
+    documents = [Document(text, str(n)) for n, text in enumerate(texts)]
+    names = [tmp_path / "first", tmp_path / "second"]
+    for name, some in zip(names, (documents[:200], documents[200:]), strict=True):
+        Index.build(name, some, encoder, factory=factory).close()
+    kinds = set()
+    with Index.merge(tmp_path / "index", names) as index:
+        for k in (100, 195, 300, 390):
+            scores, rows = index.search_vectors(vectors[:40], k)
+            assert [len(set(line)) for line in rows.tolist()] == [k] * 40
+            exact = np.take_along_axis(vectors[:40] @ vectors.T, rows, axis=1)
+            for line, errors in zip(rows, np.abs(scores - exact), strict=True):
+                of = {bool(errors[part].max() < 1e-5) for part in (line < 200, line >= 200) if part.any()}
+                assert len(of) == 1  # the scores of both segments are of vectors, or of codes
+                kinds |= of
+    assert kinds == {True, False}
 
 
 def test_ids_of_many_rows(tmp_path: Path, encoder: FakeEncoder) -> None:
