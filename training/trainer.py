@@ -227,7 +227,7 @@ def _curve(history: list[dict[str, Any]]) -> list[dict[str, float]]:
     ]
 
 
-def _tell_crowded(task: str, texts: npt.NDArray[np.int64], batches: int) -> None:
+def _tell_crowded(task: str, texts: npt.NDArray[np.integer[Any]], batches: int) -> None:
     """Warn where ``training.no_duplicates`` cannot be kept in the ``batches`` of a pass."""
     rows = np.sort(texts, 1)
     first = np.ones(rows.shape, bool)
