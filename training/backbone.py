@@ -218,7 +218,9 @@ def quiet() -> Iterator[None]:
 
 
 def _layer_numbers(layers: int | list[int], total: int) -> list[int]:
-    numbers = layers if isinstance(layers, list) else [round(x) for x in np.linspace(0, total - 1, layers)]
+    numbers = (
+        layers if isinstance(layers, list) else [round(x) for x in np.linspace(0, total - 1, max(0, layers))]
+    )
     if not numbers or sorted(set(numbers)) != numbers or not 0 <= numbers[0] <= numbers[-1] < total:
         raise ValueError(f"model.layers {layers!r} must choose from the backbone's {total} layers, in order")
     return numbers

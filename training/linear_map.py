@@ -74,7 +74,9 @@ def fit(vectors: npt.NDArray[Any], dimension: int, method: str = "pca", *, cente
     from sklearn.decomposition import PCA
 
     # Whitening is scaled here: scikit-learn has it, but divides by zero where a direction is missing.
-    pca = PCA(n_components=dimension, random_state=0).fit(vectors.astype(np.float32, copy=False))
+    # Where samples are few, the default solver is a random one, which keeps less of the variance. A covariance squares
+    # rounding errors: in float32 they would hide that directions are missing.
+    pca = PCA(n_components=dimension, svd_solver="covariance_eigh").fit(vectors.astype(np.float64))
     weight = pca.components_.T
     if method == "whitening":
         variance = pca.explained_variance_

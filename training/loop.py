@@ -220,7 +220,8 @@ def optimizer(objective: Objective, options: TrainingOptions, device: torch.devi
     for name, parameter in objective.named_parameters():
         if parameter.requires_grad:
             of_backbone = name.startswith(body) and "classifier" not in name
-            key = (of_backbone, parameter.ndim > 1)
+            # the bias of relative positions is a matrix in MPNet and T5
+            key = (of_backbone, parameter.ndim > 1 and "bias" not in name)
             groups.setdefault(key, []).append(parameter)
     if not groups:
         raise ValueError("no parameter is trained: all of the model is frozen, and the objective has no head")
@@ -234,5 +235,7 @@ def optimizer(objective: Objective, options: TrainingOptions, device: torch.devi
             }
             for (of_backbone, decays), parameters in groups.items()
         ],
+        # the scheduler polynomial ends at a share of this one
+        lr=options.learning_rate,
         fused=device.type in ("cpu", "cuda") and options.precision != "fp16",
     )

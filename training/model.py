@@ -165,7 +165,7 @@ class SentenceModel(nn.Module):
         model.add_prompts()
         # Layers without the prompts are those of a teacher, for a student that is another encoder.
         if not options.random and (options.layers is None or options.keep_prompts):
-            _tell_left_out(options)
+            model.tell_left_out()
         return model
 
     def continue_from_folder(self) -> None:
@@ -213,6 +213,46 @@ class SentenceModel(nn.Module):
                 return True
             break
         return False
+
+    def tell_left_out(self) -> None:
+        """Log what of a whole encoder, the backbone's folder, the training leaves out, and how to keep it."""
+        options = self.options
+        try:
+            own = options_of(options.path)
+        except ValueError as error:
+            _LOG.info(
+                "the vectors of %s are made otherwise and cannot be trained as they are: %s",
+                options.path,
+                error,
+            )
+            return
+        left_out, kept = [], []
+        if own.pooling != options.pooling:
+            left_out.append("pooling")
+            kept.append(f"model.pooling={own.pooling}")
+        if own.projection is not None and own.projection != options.projection:
+            left_out.append("projection")
+            kept += [
+                f"model.projection.dimension={own.projection.dimension}",
+                f"model.projection.activation={own.projection.activation}",
+            ]
+        if own.normalize and not options.normalize:
+            left_out.append("normalization")
+            kept.append("model.normalize=true")
+        if kept:
+            _LOG.info(
+                "%s: training leaves out its %s; to keep what it had: %s",
+                options.path,
+                " and ".join(left_out),
+                " ".join(kept),
+            )
+        truncated = SentenceConfig(root_folder(options.path)).truncate_dim()
+        if truncated is not None and truncated < self.dimension:
+            _LOG.info(
+                "%s: training leaves out its truncate_dim; to keep what it had: Encoder(..., truncate_dim=%d)",
+                options.path,
+                truncated,
+            )
 
     @property
     def similarity_fn_name(self) -> str:
@@ -388,37 +428,6 @@ def inference(model: nn.Module) -> Iterator[torch.device]:
             yield next(model.parameters()).device
     finally:
         model.train(was_training)
-
-
-def _tell_left_out(options: ModelOptions) -> None:
-    """Log which modules of a whole encoder the training leaves out, and how a recipe keeps them."""
-    try:
-        own = options_of(options.path)
-    except ValueError as error:
-        _LOG.info(
-            "the vectors of %s are made otherwise and cannot be trained as they are: %s", options.path, error
-        )
-        return
-    left_out, kept = [], []
-    if own.pooling != options.pooling:
-        left_out.append("pooling")
-        kept.append(f"model.pooling={own.pooling}")
-    if own.projection is not None and options.projection is None:
-        left_out.append("projection")
-        kept += [
-            f"model.projection.dimension={own.projection.dimension}",
-            f"model.projection.activation={own.projection.activation}",
-        ]
-    if own.normalize and not options.normalize:
-        left_out.append("normalization")
-        kept.append("model.normalize=true")
-    if kept:
-        _LOG.info(
-            "%s: training leaves out its %s; to keep what it had: %s",
-            options.path,
-            " and ".join(left_out),
-            " ".join(kept),
-        )
 
 
 def options_of(path: str) -> ModelOptions:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 
 import torch
 
-__all__ = ["multiplies_bf16", "precision_for"]
+__all__ = ["check_launcher", "multiplies_bf16", "precision_for"]
 
 _LOG = logging.getLogger("embedkit")
 
@@ -22,6 +23,20 @@ def multiplies_bf16(device: torch.device) -> bool:
         found = torch.cpu.get_capabilities()
         return any(found.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))
     return False
+
+
+def check_launcher() -> None:
+    """Refuse the mixed precision of ``accelerate launch``, which would also be that of heads and losses.
+
+    Raises:
+        ValueError: it has one.
+    """
+    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+    if launched != "no":
+        raise ValueError(
+            f"accelerate's mixed precision is {launched} (ACCELERATE_MIXED_PRECISION), but training.precision says in "
+            "what is trained: set that, and give accelerate launch --mixed_precision no"
+        )
 
 
 def precision_for(device: torch.device, precision: str) -> str:

@@ -34,7 +34,7 @@ from .model import quiet
 from .objectives import objective_class
 from .objectives.base import Arrays, Objective
 from .postprocess import Step
-from .precision import precision_for
+from .precision import check_launcher, precision_for
 from .processes import process_rank, world_size
 from .recipe import Recipe
 from .run_folder import alone, claim, facts, finish, last_checkpoint
@@ -80,6 +80,7 @@ def train(
     """
     if recipe.postprocess is not None and evaluators:
         raise ValueError("evaluators select checkpoints, and a postprocess step has none; remove them")
+    check_launcher()
     check_reports(report_to)
     output = Path(output).absolute()  # checkpoints refer to each other by path
     output.mkdir(parents=True, exist_ok=True)
@@ -227,12 +228,11 @@ def _curve(history: list[dict[str, Any]]) -> list[dict[str, float]]:
     ]
 
 
-def _tell_crowded(task: str, texts: npt.NDArray[np.int64], batch_size: int) -> None:
-    """Warn where ``training.no_duplicates`` cannot be kept."""
+def _tell_crowded(task: str, texts: npt.NDArray[np.integer[Any]], batches: int) -> None:
+    """Warn where ``training.no_duplicates`` cannot be kept in the ``batches`` of a pass."""
     rows = np.sort(texts, 1)
     first = np.ones(rows.shape, bool)
     first[:, 1:] = rows[:, 1:] != rows[:, :-1]
-    batches = math.ceil(len(rows) / batch_size)
     crowded = int((np.bincount(rows[first]) > batches).sum())
     if crowded:
         _LOG.warning(
@@ -363,9 +363,10 @@ class _Run:
         """The batches of this process, and the optimizer steps of the run."""
         options = self.recipe.training
         epochs = max(1, math.ceil(options.epochs))
+        rows = {task: self._rows(task, table) for task, table in tables.items()}
         one = TaskSampler(
             self.examples.lengths,
-            {task: self._rows(task, table) for task, table in tables.items()},
+            rows,
             options.batch_size,
             options.schedule,  # type: ignore[arg-type]  # checked by TrainingOptions
             epochs=epochs,
@@ -375,10 +376,18 @@ class _Run:
             world_size=world_size(),
             batch_tokens=options.batch_tokens,
         )
+        for task, drawn in rows.items():
+            if drawn.texts is not None and drawn.weights is None and process_rank() == 0:
+                _tell_crowded(task, drawn.texts, one.batches[task])
         steps = math.ceil(options.epochs * len(one) / options.gradient_accumulation)
         if options.max_steps > 0:
             steps = options.max_steps
             one.epochs = epochs = math.ceil(steps * options.gradient_accumulation / len(one))
+            if options.schedule == "annealed" and epochs == 1:
+                raise ValueError(
+                    f"training.schedule annealed needs more than one epoch, and training.max_steps {steps} is at most "
+                    "one; use proportional"
+                )
         return Repeated(one, epochs), max(1, steps)
 
     def _rows(self, task: str, table: Table) -> TaskRows:
@@ -387,8 +396,6 @@ class _Run:
         texts = self.examples.text_numbers(task) if self.recipe.training.no_duplicates else None
         fraction = self.recipe.data[task].get("weighted_fraction")
         if fraction is None:
-            if texts is not None and process_rank() == 0:
-                _tell_crowded(task, texts, self.recipe.training.batch_size)
             return TaskRows(np.arange(span.start, span.stop), texts=texts)
         weights = balanced_weights(table["label"])
         draws = max(1, round(fraction * len(table)))

@@ -21,7 +21,7 @@ A table is a YAML file in ``tables/``:
       - {text: teachers help, column: STS-B, order: [annealed, plain]}   # runs, the highest mean first
       - {text: by a point, column: STS-B, order: [annealed, plain], by: 1.0}
 
-Beside each difference that a claim names, its significance is computed from the seeds that both runs have. Claims, and
+Each difference that a claim names, and its significance, is computed from the seeds that both runs have. Claims, and
 sentences of the note with sizes, are left out while a run that they are about is not measured.
 
 A run that refers to another waits for it. ``{name}`` is the other run with the same seed if it has that seed, else
@@ -214,8 +214,8 @@ def measure(
 
     Args:
         work: contains a folder per training; finished ones are not repeated, stopped ones are resumed.
-        known: results of an earlier call, possibly on another machine: such a training is repeated only if a missing
-            one needs its model.
+        known: results of an earlier call, possibly on another machine: such a training is repeated only if its
+            settings or those of a run that it refers to have changed, or if a missing one needs its model.
         workers: parallel trainings; each has one thread if there are several.
         report: called at each start and end.
         only: selects the trainings to run, besides those that they need.
@@ -284,9 +284,20 @@ def _missing(table: Table, work: Path, known: Mapping[str, Any], only: Callable[
             needed[spec.folder] = spec
 
     for spec in every.values():
-        if only(spec) and known.get(spec.folder, {}).get("set") != spec.told:
+        if only(spec) and (spec.folder not in known or _changed(spec, every, known)):
             need(spec)
     return list(needed.values())
+
+
+def _changed(spec: Spec, every: Mapping[str, Spec], known: Mapping[str, Any]) -> bool:
+    """Whether a known result is of other settings: its own, or those of a run that it refers to.
+
+    A run that is not among the results says nothing: models that only others need are not always kept.
+    """
+    own = known.get(spec.folder)
+    return (own is not None and own["set"] != spec.told) or any(
+        _changed(every[need], every, known) for need in spec.needs
+    )
 
 
 def _finished(work: Path, folder: str) -> bool:
@@ -312,12 +323,13 @@ def _start(spec: Spec, work: Path, data_root: Path | None, workers: int) -> subp
 def collect(table: Table, work: Path, known: Mapping[str, Any]) -> dict[str, Any]:
     """The available results, in ``work`` or ``known``."""
     runs: dict[str, Any] = {}
-    for spec in specs(table, work):
+    every = {spec.folder: spec for spec in specs(table, work)}
+    for spec in every.values():
         if _finished(work, spec.folder):
             _check_settings(work, spec)
             result = json.loads((work / spec.folder / "result.json").read_text(encoding="utf-8"))
             runs[spec.folder] = {"set": spec.told, **result}
-        elif known.get(spec.folder, {}).get("set") == spec.told:
+        elif spec.folder in known and not _changed(spec, every, known):
             runs[spec.folder] = known[spec.folder]
     rows = _majority(table, runs)
     for key, run in table.runs.items():
@@ -351,10 +363,10 @@ def collect(table: Table, work: Path, known: Mapping[str, Any]) -> dict[str, Any
 
 
 def _differences(table: Table, claim: Claim, runs: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """How far the mean of each run of a claim is above that of the next; none unless all its runs are measured.
+    """How far each run of a claim is above the next, in the mean of the seeds that both have; empty if there is none.
 
-    ``p`` is the significance by the two-sided paired t-test over the seeds that both runs have; None with fewer than
-    two, or without variance.
+    ``p`` is the significance by the two-sided paired t-test over these seeds; None with fewer than two, or without
+    variance.
     """
 
     def scores(key: str) -> dict[int, float]:
@@ -365,21 +377,21 @@ def _differences(table: Table, claim: Claim, runs: Mapping[str, Any]) -> list[di
         return {seed: value for seed, value in found.items() if value is not None}
 
     measured = [scores(key) for key in claim.order]
-    if not all(measured):
-        return []
-    differences = []
+    found = []
     for (above, first), (below, second) in pairwise(zip(claim.order, measured, strict=True)):
-        shared = sorted(first.keys() & second.keys())
-        differences.append(
+        differences = [first[seed] - second[seed] for seed in sorted(first.keys() & second.keys())]
+        if not differences:
+            return []
+        found.append(
             {
                 "above": above,
                 "below": below,
-                "difference": statistics.fmean(first.values()) - statistics.fmean(second.values()),
-                "seeds": len(shared),
-                "p": _paired([first[seed] - second[seed] for seed in shared]),
+                "difference": statistics.fmean(differences),
+                "seeds": len(differences),
+                "p": _paired(differences),
             }
         )
-    return differences
+    return found
 
 
 def _paired(differences: list[float]) -> float | None:
@@ -442,7 +454,7 @@ def _check_settings(work: Path, spec: Spec) -> None:
             if key in held.get(section, {}) and held[section][key] != value:
                 raise ValueError(
                     f"{work / spec.folder} contains a run with other settings ({section}.{key}); "
-                    "remove it, or give another work folder"
+                    "remove it and those of the runs that refer to it, or give another work folder"
                 )
 
 

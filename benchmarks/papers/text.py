@@ -33,7 +33,7 @@ def table_lines(results: Mapping[str, Any]) -> list[str]:
 
 
 def claim_lines(results: Mapping[str, Any]) -> list[str]:
-    """What the table claims, as a list: the differences of the means, with their significance."""
+    """What the table claims, as a list: the mean differences, with their significance."""
     names = {row["run"]: row["name"] for row in results["rows"]}
     lines = []
     for claim in results.get("claims", []):
@@ -43,7 +43,7 @@ def claim_lines(results: Mapping[str, Any]) -> list[str]:
         ]
         if steps:
             lines.append(f"- {claim['text']} ({claim['column']}): {'; '.join(steps)}")
-    return ["What it shows, as differences of the means:", "", *lines] if lines else []
+    return ["What it shows, as mean differences over the seeds that both have:", "", *lines] if lines else []
 
 
 def note_text(results: Mapping[str, Any]) -> str:

@@ -130,7 +130,11 @@ class TaskSampler:
         self._tasks = [_rows(rows) for rows in tasks.values()]
         for name, rows in zip(self.names, self._tasks, strict=True):
             self._plan.check(f"the task {name!r}", rows)
-        self._sizes = np.array([self._plan.batches(rows) for rows in self._tasks])
+        #: Batches of a pass over each task.
+        self.batches = {
+            name: self._plan.batches(rows) for name, rows in zip(self.names, self._tasks, strict=True)
+        }
+        self._sizes = np.array(list(self.batches.values()))
         total = int(self._sizes.sum())
         rounds = len(self._sizes) * int(self._sizes.max())
         self.steps_per_epoch = rounds if schedule == "round_robin" else total

@@ -106,9 +106,9 @@ class Objective(nn.Module, ABC):
             ValueError: names the key and the remedy.
         """
 
-    def check_scale(self, tables: Mapping[str, Table]) -> None:
+    def check_scale(self, tables: Mapping[str, Table], section: str = "objective") -> None:
         """The function `check_scale`, on the training data and the options that score them."""
-        check_scale(self.options, tables)
+        check_scale(self.options, tables, section)
 
     @classmethod
     def expand(cls, options: Any, tables: Mapping[str, Table], root: Path, cache: Path) -> dict[str, Table]:

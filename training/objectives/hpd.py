@@ -186,6 +186,11 @@ class Hpd(Objective):
         """See `Objective.fields_of`."""
         return _fields_of(table)
 
+    def check(self, where: str, task: str, table: Table) -> None:
+        """See `Objective.check`."""
+        if not _fields_of(table):
+            raise ValueError(f"{where} has no column of texts; name one: {where}.columns.text")
+
     @classmethod
     def expand(
         cls, options: HpdOptions, tables: Mapping[str, Table], root: Path, cache: Path

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..data.readers import Table
 from ..model import SentenceModel
 from . import OBJECTIVES, objective_class
-from .base import Arrays, Objective, check_choice, check_scale
+from .base import Arrays, Objective, check_choice
 
 __all__ = ["Multi", "MultiOptions"]
 
@@ -119,10 +119,10 @@ class Multi(Objective):
         """See `Objective.check`."""
         self._of(task).check(where, task, table)
 
-    def check_scale(self, tables: Mapping[str, Table]) -> None:
+    def check_scale(self, tables: Mapping[str, Table], section: str = "objective") -> None:
         """See `Objective.check_scale`."""
         for task, loss in self.losses.items():
-            check_scale(loss.options, {task: tables[task]}, f"objective.losses.{task}")
+            loss.check_scale({task: tables[task]}, f"{section}.losses.{task}")
 
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
         """See `Objective.prepare`."""

@@ -108,6 +108,11 @@ class Sbert(Objective):
         """See `Objective.check`."""
         check_labels(where, table, self.options.loss, self._classes, self.options.max_score)
 
+    def check_scale(self, tables: Mapping[str, Table], section: str = "objective") -> None:
+        """See `Objective.check_scale`; the other losses read no score."""
+        if self.options.loss == "regression":
+            super().check_scale(tables, section)
+
     def forward(
         self, task: Tensor, input_ids: Tensor, cu_seqlens: Tensor, **targets: Tensor
     ) -> dict[str, Tensor]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -64,7 +66,8 @@ def teacher_outputs(path: str, table: Table, max_length: int | None, cache: Path
     starts = range(0, len(first), _CHUNK)
     files = [folder / f"{start:09d}.npy" for start in starts]
     if not all(file.is_file() for file in files):
-        teacher = _load(path, table, max_length)
+        with _named(path):
+            teacher = _load(path, table, max_length)
         ahead = random.SystemRandom().randrange(len(files))  # seeds are the same in all processes
         for number in [*range(ahead, len(files)), *range(ahead)]:
             if not files[number].is_file():
@@ -115,6 +118,18 @@ def _load(path: str, table: Table, max_length: int | None) -> _Teacher:
             f"{', '.join(expected)}; use a teacher with the same classes in the same order"
         )
     return teacher
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Name the teacher and its option where its length is refused as if it were the trained model's."""
+    try:
+        yield
+    except ValueError as error:
+        message = re.sub(r"\b(model\.)?max_length\b", "objective.teacher_max_length", str(error))
+        if message == str(error):
+            raise
+        raise ValueError(f"the teacher {path}: {message}") from None
 
 
 def _own_length(folder: Path) -> int:

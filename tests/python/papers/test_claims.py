@@ -52,9 +52,25 @@ def test_results_are_what_the_table_makes_of_its_runs(name: str, tmp_path: Path)
         key: again[key] for key in ("title", "note", "rows")
     }
     held_claims, claims = (
-        [claim["text"] for claim in one["claims"] if claim["differences"]] for one in (held, again)
+        [
+            (claim["text"], [round(step["difference"], 6) for step in claim["differences"]])
+            for claim in one["claims"]
+        ]
+        for one in (held, again)
     )
     assert held_claims == claims
+
+
+@pytest.mark.parametrize("name", sorted(list_tables()))
+def test_a_claim_holds_over_the_seeds_that_both_runs_have(name: str) -> None:
+    """It is held to the means of all seeds, and published with the difference over the common ones."""
+    path = RESULTS / f"{name}.json"
+    if not path.is_file():
+        pytest.skip("not run yet")
+    told = json.loads(path.read_text(encoding="utf-8"))["claims"]
+    for claim, published in zip(load_table(list_tables()[name]).claims, told, strict=True):
+        for step in published["differences"]:
+            assert step["difference"] > 0 and step["difference"] >= claim.by, f"{claim.text}: {step}"
 
 
 @pytest.mark.parametrize("run", ["simcse", "projection", "bert-simcse", "bert-projection"])

@@ -186,11 +186,11 @@ def test_a_paper_stands_beside_ours_and_a_claim_has_its_significance(tmp_path: P
     assert first == {
         "above": "taught",
         "below": "plain",
-        "difference": pytest.approx(62.3333333 - 62.0),
+        "difference": pytest.approx(1.5),  # as p, without the fourth seed
         "seeds": 3,
         "p": pytest.approx(1 - t / (t**2 + 2) ** 0.5),
     }
-    assert (second["difference"], second["seeds"], second["p"]) == (12.0, 1, None)
+    assert (second["difference"], second["seeds"], second["p"]) == (10.0, 1, None)
     text = markdown(results).splitlines()
     assert text[2:7] == [
         "|  | seeds | dev | dev, paper |",
@@ -200,12 +200,42 @@ def test_a_paper_stands_beside_ours_and_a_claim_has_its_significance(tmp_path: P
         "| start | 1 | 50.00 |  |",
     ]
     assert text[8:12] == [
-        "What it shows, as differences of the means:",
+        "What it shows, as mean differences over the seeds that both have:",
         "",
-        "- teachers help (dev): taught against plain +0.33 (p = 0.035, paired t-test over 3 seeds); "
-        "plain against start +12.00 (one seed)",
+        "- teachers help (dev): taught against plain +1.50 (p = 0.035, paired t-test over 3 seeds); "
+        "plain against start +10.00 (one seed)",
         "",  # the other claim is about `later`, which is not measured
     ]
+
+
+def test_a_claim_of_runs_without_a_common_seed_has_no_difference(tmp_path: Path) -> None:
+    runs = {key: {"name": key, "recipe": "sbert", "seeds": [seed]} for key, seed in (("a", 1), ("b", 2))}
+    claims = [{"text": "a is above b", "column": "dev", "order": ["a", "b"]}]
+    table = load_table(write(tmp_path / "table.yaml", runs=runs, claims=claims))
+    known = {
+        spec.folder: {"set": spec.told, "dev": {"nli_accuracy": 60.0}} for spec in specs(table, tmp_path)
+    }
+    assert collect(table, tmp_path, known)["claims"][0]["differences"] == []
+
+
+def test_a_result_is_stale_if_a_run_that_it_refers_to_has_changed(tmp_path: Path) -> None:
+    runs = {
+        "taught": {"name": "taught", "recipe": "sbert", "set": ["model.path={student}"]},
+        "student": {"recipe": "sbert", "set": ["model.path={teacher}"]},
+        "teacher": {"recipe": "cross-encoder-nli"},
+        "plain": {"name": "plain", "recipe": "sbert"},
+    }
+    table = load_table(write(tmp_path / "table.yaml", runs=runs))
+    known = {
+        spec.folder: {"set": spec.told, "dev": {"nli_accuracy": 60.0}} for spec in specs(table, tmp_path)
+    }
+    del known["student-1"]  # not kept
+    assert set(collect(table, tmp_path, known)["runs"]) == {"taught-1", "teacher-1", "plain-1"}
+    runs["teacher"]["set"] = ["training.max_steps=3"]
+    table = load_table(write(tmp_path / "table.yaml", runs=runs))
+    assert set(collect(table, tmp_path, known)["runs"]) == {"plain-1"}
+    missing = module._missing(table, tmp_path, known, lambda spec: True)
+    assert [spec.key for spec in missing] == ["teacher", "student", "taught"]
 
 
 def test_a_finished_run_with_other_settings_is_not_used(tmp_path: Path) -> None:

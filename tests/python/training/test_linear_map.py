@@ -59,6 +59,19 @@ def test_pca_is_the_projection_on_the_eigenvectors(sample: np.ndarray, center: b
     np.testing.assert_allclose(got, want * signs, atol=2e-4)
 
 
+@pytest.mark.parametrize("method", ["pca", "whitening"])
+def test_of_few_samples_no_variance_is_lost(method: str) -> None:
+    """Scikit-learn's default solver is a random one here; the sample is far from the origin."""
+    random = np.random.default_rng(0)
+    turned = np.linalg.qr(random.normal(size=(600, 600)))[0]
+    sample = (random.normal(size=(900, 600)) * np.arange(1, 601) ** -0.5 @ turned + 3).astype(np.float32)
+    vectors, values = components(sample)
+    want = (
+        (sample - sample.mean(0)) @ vectors[:, :200] / (np.sqrt(values[:200]) if method == "whitening" else 1)
+    )
+    np.testing.assert_allclose(fit(sample, 200, method)(sample).var(0), want.var(0), rtol=1e-3)
+
+
 def test_whitened_vectors_have_unit_covariance(sample: np.ndarray) -> None:
     vectors, values = components(sample)
     fitted = fit(sample, 5, "whitening")

@@ -272,6 +272,24 @@ def test_large_logits_of_a_teacher_are_kept(make_model: Callable[..., Path], tmp
     assert found.min() > 10 and (found[:, 0] - found[:, 1]).std() > 0.01
 
 
+@pytest.mark.parametrize("core", [True, False])
+def test_a_length_that_a_teacher_does_not_have(
+    core: bool, make_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from embedkit.training.model import ModelOptions
+    from embedkit.training.objectives import teachers
+    from embedkit.training.objectives.cross_encoder import PairClassifier
+
+    (tmp_path / "teacher").mkdir()
+    PairClassifier.load(ModelOptions(str(make_model()), max_length=64), ["score"]).save(tmp_path / "teacher")
+    monkeypatch.setattr(teachers, "_runs_in_core", lambda *_, **__: core)
+    table = Table({"anchor": ["a"], "positive": ["b"], "negative": ["c"]})
+    options = TripletDistillationOptions(teacher=str(tmp_path / "teacher"))
+    objective = MarginMse(Encoder(), options, {"t": table})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^the teacher .*/teacher: objective\.teacher_max_length .* 64"):
+        objective.prepare("t", table, tmp_path)
+
+
 @pytest.mark.parametrize("name", ["margin_mse", "gist"])
 def test_dev_data_need_no_teacher(name: str, tmp_path: Path) -> None:
     """Which would be missed here: it does not exist."""

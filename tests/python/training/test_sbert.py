@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,18 @@ def test_triplets(make_model: Callable[..., Path], tmp_path: Path) -> None:
     _, found, (a, p, n) = run(make_model(), table, loss="triplet", margin=0.7)
     distance = np.linalg.norm(a - p, axis=1) - np.linalg.norm(a - n, axis=1)
     assert found["loss"] == pytest.approx(np.maximum(distance + 0.7, 0).mean(), rel=1e-4)
+
+
+def test_triplets_have_no_scale(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    """A column ``label`` is not read, so its range does not matter: alone, and as one of several objectives."""
+    rows = [
+        {"anchor": f"a {i}", "positive": f"b {i}", "negative": f"c {i}", "label": i % 2} for i in range(16)
+    ]
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    triplet = {"name": "sbert", "loss": "triplet"}
+    for number, objective in enumerate((triplet, {"name": "multi", "losses": {"t": triplet}})):
+        recipe = make_recipe(objective, make_model(), {"t": {"path": str(tmp_path / "t.jsonl")}})
+        assert train(recipe, tmp_path / f"run-{number}")["steps"] == 1
 
 
 @pytest.mark.parametrize("loss", ["classification", "regression", "triplet"])

@@ -198,6 +198,11 @@ def test_a_command_without_checkpoints_does_not_promise_to_go_on(
     ("arguments", "message"),
     [
         (["training.max_steps=0"], "training.max_steps must be positive, or -1 for epochs, not 0"),
+        (["model.layers=-1"], "model.layers -1 must choose from the backbone's 2 layers"),
+        (
+            ["objective={name: hpd, teachers: [{path: away}]}", "data.nli.columns={label: label}"],
+            "data.nli has no column of texts; name one: data.nli.columns.text",
+        ),
         (["--private"], "--private is of the repository that --push-to-hub names"),
         (["--push-to-hub", "bad name"], "bad name"),
         (["--push-to-hub", "mine"], "give USER/NAME"),
@@ -229,6 +234,23 @@ def test_what_of_a_model_is_left_out_is_told(
     command[2] = str(tmp_path / "shortened")
     assert cli.main([*command, "model.layers=[0]"]) == 0
     assert kept in capsys.readouterr().err
+    for number, other in enumerate(("{dimension: 16}", "{dimension: 8, activation: tanh}")):
+        command[2] = str(tmp_path / f"other-{number}")
+        assert cli.main([*command, f"model.projection={other}"]) == 0
+        assert "leaves out its pooling and projection and normalization; " in capsys.readouterr().err
+    command[2] = str(tmp_path / "same")
+    assert cli.main([*command, "model.projection={dimension: 16, activation: tanh}"]) == 0
+    assert "leaves out its pooling and normalization; " in capsys.readouterr().err
+
+
+def test_a_truncate_dim_that_is_left_out_is_told(
+    recipe: Path, make_model: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = [str(recipe), f"model.path={make_model(truncate_dim=8)}", "training.max_steps=1", "-o"]
+    assert cli.main([*command, str(tmp_path / "run")]) == 0
+    assert "truncate_dim; to keep what it had: Encoder(..., truncate_dim=8)" in capsys.readouterr().err
+    assert cli.main([*command, str(tmp_path / "projected"), "model.projection.dimension=8"]) == 0
+    assert "truncate_dim; " not in capsys.readouterr().err
 
 
 def test_options_of_distill_that_do_not_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

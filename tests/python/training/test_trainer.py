@@ -30,7 +30,7 @@ from embedkit.training.model import ModelOptions, SentenceModel
 from embedkit.training.objectives import objective_class
 from embedkit.training.recipe import Recipe, recipe_of
 from embedkit.training.trainer import train
-from objective_fixtures import logged, losses, nli_source, sts_source, write_nli, write_sts
+from objective_fixtures import logged, losses, make_recipe, nli_source, sts_source, write_nli, write_sts
 from safetensors.torch import load_file
 from tiny_families import tiny
 
@@ -124,11 +124,48 @@ def test_what_a_run_leaves(
 
 def test_texts_in_more_examples_than_batches_are_told(caplog: pytest.LogCaptureFixture) -> None:
     texts = np.array([[0, 1], [0, 2], [0, 0], [3, 4]])
-    trainer._tell_crowded("pairs", texts, 1)
+    trainer._tell_crowded("pairs", texts, 4)
     assert not caplog.messages
     trainer._tell_crowded("pairs", texts, 2)
     (message,) = caplog.messages
     assert message.startswith("data.pairs: 1 texts are in more examples than there are batches (2)")
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_batch_that_is_dropped_takes_no_text(
+    drop_last: bool,
+    make_model: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Two of 6 examples have one text: of batches of 4 each holds it once, or the only whole one twice."""
+    monkeypatch.setattr(objective_class("in_batch"), "drop_last", drop_last)
+    rows = [f"{'the water' if i < 2 else f'a {i}'}\tday {i}\t1" for i in range(6)]
+    (tmp_path / "sts.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *rows]) + "\n")
+    source = sts_source(tmp_path / "sts.tsv")
+    recipe = make_recipe(
+        {"name": "in_batch"}, make_model(), {"sts": source}, batch_size=4, no_duplicates=True
+    )
+    train(recipe, tmp_path / "run")
+    crowded = [
+        message for message in caplog.messages if "more examples than there are batches (1)" in message
+    ]
+    assert len(crowded) == drop_last
+
+
+def test_the_precision_of_the_launcher_is_refused(
+    content: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``accelerate launch --mixed_precision bf16`` would compute heads and losses in bf16."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    with pytest.raises(
+        ValueError, match=r"mixed precision is bf16 .* training\.precision .* --mixed_precision no"
+    ):
+        train(make(content), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    assert train(make(content, max_steps=1), tmp_path / "run")["precision"] == "fp32"
 
 
 def test_a_change_far_down_in_the_data_is_seen(tmp_path: Path) -> None:

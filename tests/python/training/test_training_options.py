@@ -14,10 +14,12 @@ pytest.importorskip("transformers")
 pytest.importorskip("tensorboard")
 
 from embedkit.training import loop
+from embedkit.training.model import ModelOptions, SentenceModel
 from embedkit.training.objectives import objective_class
 from embedkit.training.recipe import EvaluationOptions, Recipe, TrainingOptions
 from embedkit.training.trainer import train
 from objective_fixtures import make_recipe, nli_source, write_nli
+from tiny_families import tiny
 
 
 @pytest.fixture
@@ -54,6 +56,33 @@ def test_options_of_the_optimizer_reach_it(tmp_path: Path) -> None:
     decay = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
     for parameter in objective.parameters():  # not of biases and norms
         assert decay[id(parameter)] == (0.3 if parameter.ndim > 1 else 0.0)
+
+
+def test_the_bias_of_relative_positions_is_not_decayed(tmp_path: Path) -> None:
+    """A matrix in T5 and MPNet, which transformers.Trainer leaves out by its name."""
+    from transformers import Trainer
+
+    model = SentenceModel.load(ModelOptions(str(tiny(tmp_path, "t5")), max_length=32))
+    objective = objective_class("simcse")(model, objective_class("simcse").Options(), {})
+    groups = loop.optimizer(objective, TrainingOptions(weight_decay=0.3), torch.device("cpu")).param_groups
+    decay = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
+    named = list(objective.named_parameters(remove_duplicate=False))
+    decayed = {name for name, parameter in named if decay.get(id(parameter))}
+    assert decayed == set(Trainer.get_decay_parameter_names(None, objective))  # type: ignore[arg-type]
+    assert any("relative_attention_bias" in name for name, _ in named)
+
+
+def test_polynomial_ends_at_the_rate_of_transformers() -> None:
+    from transformers import get_scheduler
+
+    objective: Any = torch.nn.Module()
+    objective.encoder = torch.nn.Linear(2, 2)
+    ours = loop.optimizer(objective, TrainingOptions(learning_rate=2e-5), torch.device("cpu"))
+    scheduler = get_scheduler("polynomial", ours, 0, 2)
+    for _ in range(2):
+        ours.step()
+        scheduler.step()
+    assert ours.param_groups[0]["lr"] == pytest.approx(1e-7)
 
 
 def test_the_objective_is_told_how_far_the_training_is(
@@ -95,3 +124,11 @@ def test_annealing_is_over_the_epochs_of_the_run(
     first, last = Counter(objectives[:13]), Counter(objectives[13:])
     assert sorted(first.values()) == [1, 12]  # by size
     assert min(last.values()) > 3  # nearly alike
+
+
+def test_annealing_takes_more_than_one_epoch(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"annealed needs more than one epoch, .*max_steps 3 .*; use proportional"
+    ):
+        train(recipe(max_steps=3, schedule="annealed"), tmp_path / "run")
+    train(recipe(max_steps=4, schedule="annealed"), tmp_path / "longer")
