@@ -64,7 +64,7 @@ docs: $(VENV)/bin/python
 	$(VENV)/bin/pip install -q -c constraints.txt '$(PACKAGE)[docs]'
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build -q --strict
 
-# Rewrite the generated parts of the pages that hold them: commands, models, changes, reference.
+# Rewrite the generated parts of the pages that hold them: PAGES of docs/hooks.py.
 pages:
 	$(VENV)/bin/python docs/hooks.py
 

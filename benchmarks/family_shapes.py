@@ -11,9 +11,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-__all__ = ["SHAPES", "build", "flops_per_token"]
+__all__ = ["GATED", "SHAPES", "build", "flops_per_token"]
 
 _LONG = 8192
+
+#: Model types whose feed-forward layers have gates.
+GATED = ("nomic_bert", "modernbert", "gte", "qwen3", "gemma3_text")
 
 #: Name -> (config class of transformers, its options, pooling).
 SHAPES: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -154,7 +157,7 @@ def build(shape: str, tokenizer_of: Path, folder: Path) -> Path:
 
 def flops_per_token(config: dict[str, Any]) -> float | None:
     """Operations of the matrix products with weights per token; None for a model type without gates."""
-    if config.get("model_type") not in ("nomic_bert", "modernbert", "gte", "qwen3", "gemma3_text"):
+    if config.get("model_type") not in GATED:
         return None
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     width = config.get("head_dim") or hidden // heads

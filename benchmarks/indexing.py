@@ -5,9 +5,9 @@
 The last 1,000 texts are the queries, the others (500,000 by default) are stored: `--build` of them by a build, before
 and after which `Encoder.encode` is timed on a quarter of them; the rest by `Index.add`. Then all are compacted to one
 segment. `Index.search` is timed for one text at a time, by vectors alone and by vectors and words, and by vectors for
-all queries in one call, with encoding and Faiss alone beside it: the rest is embedkit's overhead. Recall is relative
-to a search of all lists. Last, the index is compacted to 4-bit codes (one of the kinds that `--target-recall` tries),
-tuned to a recall of 0.95, and searched again.
+all queries in one call, with `Encoder.encode_query` and `Index.search_vectors` alone beside it: the rest is the
+overhead of `search`. Recall is relative to a search of all lists. Last, the index is compacted to 4-bit codes (one of
+the kinds that `--target-recall` tries), tuned to a recall of 0.95, and searched again.
 """
 
 import argparse

@@ -9,42 +9,14 @@ the default, hybrid search, and the median milliseconds of a query.
 
 import argparse
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import common
 import numpy as np
-from hybrid import COLLECTIONS, K, collections_of
-from judged import Judged
-
-from embedkit.index.evaluate import ndcg
+from hybrid import COLLECTIONS, collections_of, measured
 
 LENGTHS = (None, "96:24", "120:30", "160:30", "200:30")
-
-
-def measured(judged: Judged, encoder: Any, folder: Path, passages: str | None) -> dict[str, float]:
-    """nDCG@10 and time of one index of a collection."""
-    from embedkit.index import Document, Index
-
-    documents = [
-        Document(text, str(row), {"title": title} if title else None)
-        for row, (title, text) in enumerate(zip(judged.titles, judged.texts, strict=True))
-    ]
-    result: dict[str, float] = {}
-    with Index.build(folder, documents, encoder, passages=passages) as index:
-        result["rows"] = len(index)
-        for hybrid, name in ((False, "vectors"), (None, "hybrid")):
-            ranked, taken = [], []
-            for query in judged.queries:
-                begin = time.perf_counter()
-                (hits,) = index.search(query, K, hybrid=hybrid, per_document=passages is not None)
-                taken.append((time.perf_counter() - begin) * 1e3)
-                ranked.append([int(hit.id.partition("#")[0]) for hit in hits])
-            result[name] = round(ndcg(ranked, judged.gains, K), 4)
-            result[f"{name}_ms"] = round(float(np.median(taken)), 2)
-    return result
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Rewrite the tables of README.md, benchmarks/README.md, docs/scale.md and docs/serve.md from benchmarks/results.
+"""Rewrite the tables of both READMEs, docs/scale.md, docs/serve.md and the model card from benchmarks/results.
 
 A table is everything between `<!-- NAME -->` and `<!-- /NAME -->`, where NAME is a result file without `.json`.
 `--check` writes nothing, and fails if a table is out of date.
@@ -49,10 +49,11 @@ def throughput(result: dict[str, Any]) -> str:
         ]
         rows.append([f"**{c}**" if own and c else c for c in cells])
     headers = ["", "sentences/s", "range", "tokens/s", "cosine to fp32", "share of the processor's peak"]
+    runs = "one run" if result["rounds"] == 1 else f"median of {result['rounds']} alternating runs"
     caption = [
         f"Throughput of {result['model']} ({result['shape']})",
         f"on {texts['texts']:,} {distinct}texts of {texts['mean']} tokens on average, tokenization included;",
-        f"{result['threads']} threads, {result['isa']}, median of {result['rounds']} alternating runs, each package at",
+        f"{result['threads']} threads, {result['isa']}, {runs}, each package at",
         f"{best_batch(result['rows'])}. {machine(result)}.",
     ]
     return "\n".join([*caption, not_measured(result), common.table(headers, rows)])

@@ -110,8 +110,6 @@ def ceiling(threads: int, isa: str | None = None) -> dict[str, float]:
         from embedkit import _core
     except ImportError:
         return {}
-    if not hasattr(_core, "measure_peak"):
-        return {}
     with ThreadPoolExecutor(threads) as pool:
         return {
             precision: sum(

@@ -20,14 +20,10 @@ from hybrid import collections_of
 from retrieval_data import Vectors
 
 from embedkit.index.evaluate import ndcg
+from embedkit.output import unit
 
 _FITTED_ON = 60_000
 Code = Callable[[Vectors], Vectors]
-
-
-def unit(vectors: Vectors) -> Vectors:
-    """Rows of length 1."""
-    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12), np.float32)
 
 
 def uniform(fitted: Vectors, levels: int, tail: float = 0.0) -> Code:

@@ -19,7 +19,7 @@ from .arguments import (
     check_unsupported,
     either,
 )
-from .backends.engine import Counts, Engine, Plan
+from .backends.engine import Counts, EncodingEngine, Plan
 from .backends.opening import OpenOptions
 from .dropin import DropIn, Pool
 from .inputs import as_texts, check_collection, progress, windows
@@ -411,19 +411,19 @@ class Encoder(DropIn):
             MemoryError: a device has no memory for the smallest batch.
             ValueError: the encoder is closed.
         """
-        engine = self._engine
-        engine.warm_up()
         texts = ["warm up"] * (4 * self._threads)
-        with closing(engine.encode(iter([texts]), self._plan(), Counts())) as results:
-            for _ in results:
-                pass
+        for engine in self._engine.each():
+            engine.warm_up()
+            with closing(engine.encode(iter([texts]), self._plan(engine=engine), Counts())) as results:
+                for _ in results:
+                    pass
 
     def tokenize(self, texts: Iterable[str]) -> dict[str, list[list[int]]]:
         """The token ids that `encode` runs for texts without a prompt: ``{"input_ids": [[…], …]}``, unpadded."""
         return {"input_ids": self._engine.token_ids(as_texts(texts)[0], self._max_length)}
 
     def _encode_all(
-        self, texts: list[str], plan: Plan, show_progress_bar: bool | None, engine: Engine
+        self, texts: list[str], plan: Plan, show_progress_bar: bool | None, engine: EncodingEngine
     ) -> Any:
         """All embeddings of a list of texts, in one array or list."""
         if len(texts) == 1 and type(texts[0]) is str:

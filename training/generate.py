@@ -16,10 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..cli.common import EXIT_OK, Parser, run, show_result
 from .data.store import TextStore
 from .unilm import UnilmModel, unilm_mask
 
 __all__ = ["SimilarSentences", "generate_similar", "main", "nucleus"]
+
+_PROGRAM = "python -m embedkit.training.generate"
 
 
 def generate_similar(
@@ -192,29 +195,31 @@ class _Decoder:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m embedkit.training.generate",
+    return run(_PROGRAM, lambda: _parse(arguments), usage=(ValueError, FileNotFoundError))
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = Parser(
+        prog=_PROGRAM,
         description="Sample sentences similar to the given ones (or to the lines of standard input).",
     )
+    parser.set_defaults(run=_run)
     parser.add_argument("model", help="a model folder with generator.safetensors")
     parser.add_argument("texts", nargs="*")
     parser.add_argument("-n", type=int, default=100, help="samples per sentence (default: 100)")
     parser.add_argument("-k", type=int, default=5, help="results per sentence (default: 5)")
     parser.add_argument("--top-p", type=float, default=0.95)
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_intermixed_args(arguments)
-    try:
-        similar = SimilarSentences(options.model)
-        for text in options.texts or (line.strip() for line in sys.stdin if line.strip()):
-            print(text)
-            for found, score in similar.generate(
-                text, options.n, options.k, options.top_p, seed=options.seed
-            ):
-                print(f"  {score:.3f}  {found}")
-    except (ValueError, OSError) as error:
-        print(f"embedkit.training.generate: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return parser.parse_intermixed_args(arguments)
+
+
+def _run(options: argparse.Namespace) -> int:
+    similar = SimilarSentences(options.model)
+    for text in options.texts or (line.strip() for line in sys.stdin if line.strip()):
+        show_result(text)
+        for found, score in similar.generate(text, options.n, options.k, options.top_p, seed=options.seed):
+            show_result(f"  {score:.3f}  {found}")
+    return EXIT_OK
 
 
 if __name__ == "__main__":

@@ -25,12 +25,11 @@ _EXACT = 20_000  # texts up to which all are searched
 Rows = npt.NDArray[np.int64]
 
 
-def near_and_far(vectors: npt.NDArray[Any], seed: int = 0) -> Rows:
-    """For each text a near and a farther neighbor; deterministic for a seed.
+def near_and_far(vectors: npt.NDArray[Any]) -> Rows:
+    """For each text a near and a farther neighbor; deterministic.
 
     Args:
         vectors: (n, d), of any length; neighbors have the highest cosine.
-        seed: of the choice among the neighbors.
 
     Returns:
         (m, 3) rows: a text, the near one, the farther one. Texts with fewer than two neighbors are left out.
@@ -51,7 +50,7 @@ def near_and_far(vectors: npt.NDArray[Any], seed: int = 0) -> Rows:
         index.nprobe = _PROBED
     index.add(units)
     scores, found = index.search(units, min(_NEIGHBORS + 1, count))
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     rows = []
     for text, (score, neighbors) in enumerate(zip(scores, found, strict=True)):
         others = neighbors[(neighbors >= 0) & (neighbors != text) & (score < _SAME)]

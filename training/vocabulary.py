@@ -12,11 +12,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..cli.common import EXIT_OK, Parser, run, show
 from ..model_folder.json_file import write_json
 from .data.readers import read
 
 __all__ = ["SMALL_ROFORMER", "build_vocabulary", "main"]
 
+_PROGRAM = "python -m embedkit.training.vocabulary"
 _SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 SMALL_ROFORMER: dict[str, Any] = {
     "model_type": "roformer",
@@ -54,9 +56,12 @@ def build_vocabulary(
         ValueError: there are no texts, or ``size`` leaves no room for their characters.
         ImportError: `tokenizers` is not installed.
     """
-    from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
-    from tokenizers.models import WordPiece
-    from tokenizers.trainers import WordPieceTrainer
+    try:
+        from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors
+        from tokenizers.models import WordPiece
+        from tokenizers.trainers import WordPieceTrainer
+    except ImportError as error:
+        raise ImportError("a vocabulary needs tokenizers: pip install 'embedkit[train]'") from error
 
     if size <= len(_SPECIAL):
         raise ValueError(f"a vocabulary of {size} has no room beside the {len(_SPECIAL)} special tokens")
@@ -105,10 +110,15 @@ def build_vocabulary(
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m embedkit.training.vocabulary",
+    return run(_PROGRAM, lambda: _parse(arguments), usage=(ValueError, FileNotFoundError))
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = Parser(
+        prog=_PROGRAM,
         description="Learn a vocabulary from tables: the folder that a recipe with model.random starts from.",
     )
+    parser.set_defaults(run=_run)
     parser.add_argument(
         "sources", nargs="+", metavar="FILE:COLUMN,COLUMN", help="files with their text columns"
     )
@@ -116,14 +126,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--size", type=int, default=8000, help="maximum number of entries (default: 8000)")
     parser.add_argument("--split", help="only rows of this split")
     parser.add_argument("--data", type=Path, help="folder of the files (default: EMBEDKIT_DATA)")
-    options = parser.parse_args(arguments)
-    try:
-        count = build_vocabulary(_texts(options), options.size, options.output)
-    except (ValueError, OSError) as error:
-        print(f"embedkit.training.vocabulary: {error}", file=sys.stderr)
-        return 1
-    print(f"{options.output}: {count} entries")
-    return 0
+    return parser.parse_args(arguments)
+
+
+def _run(options: argparse.Namespace) -> int:
+    count = build_vocabulary(_texts(options), options.size, options.output)
+    show(f"{options.output}: {count} entries")
+    return EXIT_OK
 
 
 def _texts(options: argparse.Namespace) -> Iterable[str]:

@@ -125,20 +125,24 @@ def max_length(folder: Path) -> int:
     return int(json.loads((folder / "config.json").read_text())["max_position_embeddings"])
 
 
-def pooling(folder: Path) -> str:
-    """ "mean", "cls" or "lasttoken"; other folders are refused, because the peers would return other vectors."""
+def pooling(folder: Path, *known: str) -> str:
+    """How a folder pools, of what the peer knows: "mean", "cls", "lasttoken".
+
+    Raises:
+        ValueError: it does otherwise, so that the peer would return other vectors.
+    """
     modules = [m["type"].rsplit(".", 1)[-1] for m in json.loads((folder / "modules.json").read_text())]
     config = json.loads((folder / "1_Pooling" / "config.json").read_text())
     named = config.get("pooling_mode")
     legacy = [k for k, v in config.items() if k.startswith("pooling_mode_") and v is True]
     modes = [named] if isinstance(named, str) else [m.removeprefix("pooling_mode_") for m in legacy]
     mode = {"mean_tokens": "mean", "cls_token": "cls"}.get(modes[0], modes[0]) if len(modes) == 1 else ""
-    if mode not in ("mean", "cls", "lasttoken") or modules not in (
+    if mode not in known or modules not in (
         ["Transformer", "Pooling", "Normalize"],
         ["Transformer", "Pooling"],
     ):
         raise ValueError(
-            f"{folder}: the peers support only mean, cls or lasttoken pooling, no dense layers, not {modules}, {modes}"
+            f"{folder}: this peer knows only {' or '.join(known)} pooling, no dense layers, not {modules}, {modes}"
         )
     return mode
 

@@ -30,7 +30,7 @@ class CTranslate2(Batched):
     def _load(self, streams: int) -> None:
         import ctranslate2
 
-        self._cls = pooling(self.folder) == "cls"
+        self._cls = pooling(self.folder, "mean", "cls") == "cls"
         self._encoder = ctranslate2.Encoder(
             str(self.cache / "ctranslate2"),
             device="cpu",

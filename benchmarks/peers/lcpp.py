@@ -43,7 +43,7 @@ def write_gguf(folder: Path, target: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     if config["model_type"] != "bert":
         raise ValueError(f"{folder}: only BERT is converted, not {config['model_type']}")
-    mode = {"mean": gguf.PoolingType.MEAN, "cls": gguf.PoolingType.CLS}[pooling(folder)]
+    mode = {"mean": gguf.PoolingType.MEAN, "cls": gguf.PoolingType.CLS}[pooling(folder, "mean", "cls")]
     writer = gguf.GGUFWriter(str(target), "bert")
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])

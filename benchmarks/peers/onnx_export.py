@@ -15,8 +15,6 @@ from peers.base import pooling
 __all__ = ["export", "fuse", "quantize", "quiet"]
 
 OPSET = 17
-#: Model types whose layers ONNX Runtime's transformer optimizer does not know.
-FAMILIES = ("nomic_bert", "modernbert", "gte", "qwen3", "gemma3_text", "deberta-v2")
 
 
 def export(folder: Path, target: Path) -> None:
@@ -35,7 +33,7 @@ def export(folder: Path, target: Path) -> None:
             self.bert.config.use_cache = False
             self.two_masks = self.bert.config.model_type == "gemma3_text"
             self.typed = "token_type_ids" in inspect.signature(self.bert.forward).parameters
-            self.mode = pooling(folder)
+            self.mode = pooling(folder, "mean", "cls", "lasttoken")
 
         def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
             types = {"token_type_ids": torch.zeros_like(input_ids)} if self.typed else {}
@@ -84,13 +82,15 @@ def fuse(folder: Path, source: Path, target: Path) -> None:
 
     It knows BERT's layers only. The graph of another family stays as it is: ONNX Runtime fuses what it can on loading.
     """
-    if json.loads((folder / "config.json").read_text())["model_type"] in FAMILIES:
+    from family_shapes import GATED
+
+    config = json.loads((folder / "config.json").read_text())
+    if config["model_type"] in (*GATED, "deberta-v2"):
         target.write_bytes(source.read_bytes())
         return
     from onnxruntime.transformers.fusion_options import FusionOptions
     from onnxruntime.transformers.optimizer import optimize_model
 
-    config = json.loads((folder / "config.json").read_text())
     with quiet():
         model = optimize_model(
             str(source),

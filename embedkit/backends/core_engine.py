@@ -13,7 +13,7 @@ from .. import _core
 from ..model_folder.folder import ModelFolder
 from ..model_folder.weights import core_head, core_tensors
 from ..output import NUMPY_DTYPES, convert, output_width
-from .engine import Counts, Engine, Plan
+from .engine import Counts, EncodingEngine, Plan
 
 __all__ = ["CoreEngine", "load_core"]
 
@@ -39,7 +39,7 @@ def load_core(folder: ModelFolder, head: list[dict[str, Any]], precision: str) -
     )
 
 
-class CoreEngine(Engine):
+class CoreEngine(EncodingEngine):
     """A model on the compiled core."""
 
     def __init__(self, folder: ModelFolder, precision: str) -> None:
@@ -49,7 +49,7 @@ class CoreEngine(Engine):
         self.core = load_core(folder, core_head(folder), precision)
 
     def empty(self, texts: int, plan: Plan) -> Any:
-        """As `Engine.empty`."""
+        """As `EncodingEngine.empty`."""
         if plan.options.token_embeddings:
             return [None] * texts
         return np.empty((texts, output_width(plan.dtype, plan.width)), dtype=NUMPY_DTYPES[plan.dtype])
@@ -57,7 +57,7 @@ class CoreEngine(Engine):
     def encode(
         self, blocks: Iterator[list[str]], plan: Plan, counts: Counts, out: Any = None
     ) -> Generator[Any, None, None]:
-        """As `Engine.encode`; a window is read when it is requested."""
+        """As `EncodingEngine.encode`; a window is read when it is requested."""
         first = 0
         for block in blocks:
             result, _ = self._run(self._tokens(block, first, plan), first, plan, counts)
@@ -67,11 +67,11 @@ class CoreEngine(Engine):
             yield result
 
     def encode_one(self, text: str, plan: Plan, counts: Counts) -> Any:
-        """As `Engine.encode_one`."""
+        """As `EncodingEngine.encode_one`."""
         return self._run(self._tokens([text], 0, plan), 0, plan, counts)[0]
 
     def tokenize(self, blocks: Iterator[list[str]], plan: Plan) -> list[Any]:
-        """As `Engine.tokenize`: texts if the core tokenizes them itself, otherwise ids.
+        """As `EncodingEngine.tokenize`: texts if the core tokenizes them itself, otherwise ids.
 
         The core tokenizes and encodes on the same threads. Tokenizing ahead would take threads from the texts being
         encoded, which keep the smaller number they started with.
@@ -83,7 +83,7 @@ class CoreEngine(Engine):
         return windows
 
     def encode_tokenized(self, windows: list[Any], plan: Plan, counts: Counts) -> tuple[Any, float]:
-        """As `Engine.encode_tokenized`; the share of tokenizing is measured by the threads' clocks."""
+        """As `EncodingEngine.encode_tokenized`; the share of tokenizing is measured by the threads' clocks."""
         out = self.empty(sum(map(len, windows)), plan)
         plan = replace(plan, options=plan.options.replace(profile=True))
         first, spent = 0, 0.0

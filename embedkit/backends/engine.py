@@ -19,7 +19,7 @@ from ..inputs import TextsWarning, check_unicode, outside_level
 from ..model_folder.folder import ModelFolder, Settings
 from ..model_folder.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["Counts", "Engine", "Plan", "tokenizer_of"]
+__all__ = ["Counts", "EncodingEngine", "Engine", "Plan", "tokenizer_of"]
 
 _REMEDY = "on_overflow='window' encodes all of a text, on_overflow='error' refuses it."
 
@@ -128,19 +128,16 @@ def tokenizer_of(folder: ModelFolder) -> Tokenizer:
 
 
 class Engine(ABC):
-    """A loaded model folder. Base class; subclasses implement encoding. Immutable, so threads and copies share it.
+    """A loaded model folder. Base class; immutable, so threads and copies share it.
 
     Attributes:
         folder: the model.
         precision: the precision it computes in.
         tensors: whether results can be left on the device as torch tensors.
-        first_window: maximum texts in the first window of a call, after which windows grow; None for windows of
-            equal size.
     """
 
     precision: str
     tensors = False
-    first_window: int | None = None
 
     def __init__(self, folder: ModelFolder) -> None:
         """Load the tokenizer; subclasses load the weights."""
@@ -198,19 +195,70 @@ class Engine(ABC):
                 "saved; fetch the model again, or save the changed model with Encoder.save"
             )
 
-    def of(self, task: str | None) -> Engine:
+    @abstractmethod
+    def of(self, task: str | None) -> EncodingEngine:
         """The engine of texts of a task.
 
         Raises:
             ValueError: a model with routes has none for it.
         """
-        return self
+
+    @abstractmethod
+    def each(self) -> list[EncodingEngine]:
+        """The engines that `of` returns."""
 
     @property
     def stored_precision(self) -> str:
         """The precision that `Encoder.save` writes by default."""
         # bf16 is a way to compute: folders hold fp32 or int8
         return self.folder.precision if self.precision == "bf16" else self.precision
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """The engine's own entries of `Encoder.describe`."""
+
+    @contextmanager
+    def named(self, block: list[str], first: int) -> Iterator[None]:
+        """If a text of ``block`` is not valid Unicode, name it by its index in the whole input."""
+        try:
+            yield
+        except (TypeError, ValueError):
+            for index, text in enumerate(block, first):
+                check_unicode(f"texts[{index}]", text)
+            raise
+
+    def token_ids(self, texts: list[str], max_length: int) -> list[list[int]]:
+        """The token ids of each text as they are encoded: truncated, special tokens included."""
+        tokenizer = self.tokenizer
+        room = max_length - self.special_tokens
+        left = tokenizer.truncation_side == "left"
+        return [
+            [
+                *tokenizer.prefix_ids,
+                *(ids[max(0, len(ids) - room) :] if left else ids[:room]),
+                *tokenizer.suffix_ids,
+            ]
+            for ids in tokenizer.encode_batch(texts)
+        ]
+
+
+class EncodingEngine(Engine):
+    """An engine that encodes texts itself, not by another one of its choice. Base class.
+
+    Attributes:
+        first_window: maximum texts in the first window of a call, after which windows grow; None for windows of
+            equal size.
+    """
+
+    first_window: int | None = None
+
+    def of(self, task: str | None) -> EncodingEngine:
+        """As `Engine.of`: without routes all tasks are one."""
+        return self
+
+    def each(self) -> list[EncodingEngine]:
+        """As `Engine.each`."""
+        return [self]
 
     @abstractmethod
     def empty(self, texts: int, plan: Plan) -> Any:
@@ -256,33 +304,5 @@ class Engine(ABC):
             The results of all texts, and the seconds spent tokenizing in this call.
         """
 
-    def warm_up(self) -> None:  # noqa: B027 (for engines with nothing to prepare)
+    def warm_up(self) -> None:
         """Prepare what the first batches would have to wait for, besides what encoding a text prepares."""
-
-    @abstractmethod
-    def describe(self) -> dict[str, Any]:
-        """The engine's own entries of `Encoder.describe`."""
-
-    @contextmanager
-    def named(self, block: list[str], first: int) -> Iterator[None]:
-        """If a text of ``block`` is not valid Unicode, name it by its index in the whole input."""
-        try:
-            yield
-        except (TypeError, ValueError):
-            for index, text in enumerate(block, first):
-                check_unicode(f"texts[{index}]", text)
-            raise
-
-    def token_ids(self, texts: list[str], max_length: int) -> list[list[int]]:
-        """The token ids of each text as they are encoded: truncated, special tokens included."""
-        tokenizer = self.tokenizer
-        room = max_length - self.special_tokens
-        left = tokenizer.truncation_side == "left"
-        return [
-            [
-                *tokenizer.prefix_ids,
-                *(ids[max(0, len(ids) - room) :] if left else ids[:room]),
-                *tokenizer.suffix_ids,
-            ]
-            for ids in tokenizer.encode_batch(texts)
-        ]

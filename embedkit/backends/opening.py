@@ -11,7 +11,7 @@ from .. import _core
 from ..arguments import check_backend, check_devices, check_precision, check_threads
 from ..model_folder.folder import ModelFolder, open_folder
 from .core_engine import CoreEngine
-from .engine import Engine
+from .engine import EncodingEngine, Engine
 
 if TYPE_CHECKING:
     from .onnx_engine import OnnxOptions
@@ -92,7 +92,7 @@ def open_engine(path: Path, options: OpenOptions) -> Engine:
     folder = open_folder(path)
     precision = check_precision(options.precision, folder, options.devices[0])
 
-    def engine(route: ModelFolder) -> Engine:
+    def engine(route: ModelFolder) -> EncodingEngine:
         if options.devices == ("cpu",):
             return CoreEngine(route, precision)
         if folder.routes and route.static is not None:  # a CPU reads its table faster than a GPU would get it

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..model_folder.folder import ModelFolder
-from .engine import Counts, Engine, Plan
+from .engine import EncodingEngine, Engine
 
 __all__ = ["RouterEngine"]
 
@@ -14,7 +14,7 @@ __all__ = ["RouterEngine"]
 class RouterEngine(Engine):
     """Engines of all routes; that of the default route speaks for the model."""
 
-    def __init__(self, folder: ModelFolder, engines: Mapping[str, Engine]) -> None:
+    def __init__(self, folder: ModelFolder, engines: Mapping[str, EncodingEngine]) -> None:
         """Take the engines; ``folder`` is that of the default route and has the routing."""
         assert folder.routing is not None
         self.routing = folder.routing
@@ -23,39 +23,20 @@ class RouterEngine(Engine):
         self._first = first
         self.folder = folder
         self.tokenizer, self.positions = first.tokenizer, first.positions
-        self.precision, self.tensors, self.first_window = first.precision, first.tensors, first.first_window
+        self.precision, self.tensors = first.precision, first.tensors
 
-    def of(self, task: str | None) -> Engine:
+    def of(self, task: str | None) -> EncodingEngine:
         """As `Engine.of`."""
         return self.engines[self.routing.route(task)]
+
+    def each(self) -> list[EncodingEngine]:
+        """As `Engine.each`."""
+        return list(self.engines.values())
 
     @property
     def stored_precision(self) -> str:
         """As `Engine.stored_precision`."""
         return self._first.stored_precision
-
-    def empty(self, texts: int, plan: Plan) -> Any:
-        """As `Engine.empty`."""
-        return self._first.empty(texts, plan)
-
-    def encode(
-        self, blocks: Iterator[list[str]], plan: Plan, counts: Counts, out: Any = None
-    ) -> Generator[Any, None, None]:
-        """As `Engine.encode`, on the default route."""
-        return self._first.encode(blocks, plan, counts, out)
-
-    def tokenize(self, blocks: Iterator[list[str]], plan: Plan) -> list[Any]:
-        """As `Engine.tokenize`, on the default route."""
-        return self._first.tokenize(blocks, plan)
-
-    def encode_tokenized(self, windows: list[Any], plan: Plan, counts: Counts) -> tuple[Any, float]:
-        """As `Engine.encode_tokenized`, on the default route."""
-        return self._first.encode_tokenized(windows, plan, counts)
-
-    def warm_up(self) -> None:
-        """As `Engine.warm_up`, on all routes."""
-        for engine in self.engines.values():
-            engine.warm_up()
 
     def describe(self) -> dict[str, Any]:
         """Those of the default route, and the routes."""

@@ -9,13 +9,13 @@ from typing import Any
 from .. import _core
 from ..model_folder.folder import ModelFolder
 from .driver import Occupancy, encode_windows, tokenize_ahead
-from .engine import Counts, Engine, Plan
+from .engine import Counts, EncodingEngine, Plan
 from .stage import Request, Stage
 
 __all__ = ["StageEngine"]
 
 
-class StageEngine(Engine):
+class StageEngine(EncodingEngine):
     """A tokenizer of the core and an encode stage."""
 
     # The stage has nothing to do until the first window is tokenized; the next ones are tokenized meanwhile.
@@ -37,13 +37,13 @@ class StageEngine(Engine):
             )
 
     def empty(self, texts: int, plan: Plan) -> Any:
-        """As `Engine.empty`."""
+        """As `EncodingEngine.empty`."""
         return self.stage.empty(texts, _request(plan))
 
     def encode(
         self, blocks: Iterator[list[str]], plan: Plan, counts: Counts, out: Any = None
     ) -> Generator[Any, None, None]:
-        """As `Engine.encode`."""
+        """As `EncodingEngine.encode`."""
         self.check(plan.options)
 
         def tokenize(block: list[str], first: int, cancel: _core.Cancel | None) -> _core.TokenWindow:
@@ -56,7 +56,7 @@ class StageEngine(Engine):
             yield from results
 
     def tokenize(self, blocks: Iterator[list[str]], plan: Plan) -> list[Any]:
-        """As `Engine.tokenize`: token windows."""
+        """As `EncodingEngine.tokenize`: token windows."""
         windows, first = [], 0
         for block in blocks:
             with self._occupancy.busy("tokenize"):
@@ -65,7 +65,7 @@ class StageEngine(Engine):
         return windows
 
     def encode_tokenized(self, windows: list[Any], plan: Plan, counts: Counts) -> tuple[Any, float]:
-        """As `Engine.encode_tokenized`."""
+        """As `EncodingEngine.encode_tokenized`."""
         out = self.empty(sum(window.texts for window in windows), plan)
         for _ in self._encode(windows, plan, counts, out):
             pass
@@ -103,7 +103,7 @@ class StageEngine(Engine):
                 yield result
 
     def warm_up(self) -> None:
-        """As `Engine.warm_up`."""
+        """As `EncodingEngine.warm_up`."""
         self.stage.warm_up()
 
     def describe(self) -> dict[str, Any]:

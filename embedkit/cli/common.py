@@ -238,10 +238,7 @@ def load_encoder(
 ) -> Encoder:
     """The encoder named by the options; ``options`` are further ones of `Encoder`."""
     from .. import Encoder
-    from ..model_folder.folder import BUILTIN
 
-    if model == BUILTIN.name:  # as info and embedkit-model list print it
-        model = None
     options = {name: value for name, value in options.items() if value not in (None, "truncate")}
     try:
         return Encoder(model, device=device, precision=precision, threads=threads, **options)

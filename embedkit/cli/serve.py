@@ -6,24 +6,19 @@ import argparse
 import contextlib
 import os
 import socket
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from .. import __version__
 from ..arguments import CUDA_PRECISIONS, check_positive, check_threads
 from .common import (
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
     EXIT_OK,
-    EXIT_USAGE,
     Parser,
     byte_size,
     complain,
     integer,
-    open_closed_streams,
+    run,
     show,
-    told,
 )
 from .terminal import printable
 
@@ -42,32 +37,20 @@ examples:
 Routes: /v1/embeddings, /v1/models, /v1/search, /rerank, /embed, /info, /health, /livez, /metrics; / is a search page
 with --index, /docs describes the API. Keys are also read from EMBEDKIT_API_KEY, separated by commas.
 
-exit codes: 0 stopped by a signal after finishing its requests, 1 failed while running, 2 wrong usage or input
+exit codes: 0 stopped by a signal after finishing its requests, 1 failed while running, 2 wrong usage or input, 130
+interrupted by Ctrl-C and 143 ended by SIGTERM before it serves
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``embedkit-serve`` with ``argv`` (default: the process' arguments) and return its exit code."""
-    open_closed_streams()
-    try:
-        with warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_, **__: complain(
-                f"warning: {told(message, _REMEDIES)}", _PROGRAM
-            )
-            return _serve(_parser().parse_args(argv))
-    except SystemExit as stop:  # argparse has printed help or what is wrong
-        return int(stop.code or 0)
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    except (FileNotFoundError, ValueError) as error:
-        complain(str(error), _PROGRAM)
-        return EXIT_USAGE
-    except MemoryError as error:
-        complain(f"out of memory: {error}".removesuffix(": "), _PROGRAM)
-        return EXIT_FAILED
-    except (ImportError, OSError, RuntimeError) as error:
-        complain(str(error), _PROGRAM)
-        return EXIT_FAILED
+    return run(
+        _PROGRAM,
+        lambda: _parser().parse_args(argv),
+        usage=(FileNotFoundError, ValueError),
+        failed=(ImportError, OSError, RuntimeError),
+        remedies=_REMEDIES,
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -78,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.set_defaults(run=_serve)
     parser.add_argument("--version", action="version", version=f"embedkit-serve {__version__}")
     what = parser.add_argument_group("what is served")
     what.add_argument(
@@ -261,7 +245,8 @@ def _seconds(text: str) -> float:
 def _serve(arguments: argparse.Namespace) -> int:
     try:
         from ..serve.opening import Options, open_state
-        from ..serve.server import is_local, run
+        from ..serve.server import is_local
+        from ..serve.server import run as serve
         from ..serve.settings import Limits, Settings, host_name
     except ImportError as error:
         raise ImportError(f"{error}: the server needs pip install 'embedkit[serve]'") from error
@@ -312,7 +297,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             if not keys and not local:
                 complain(f"warning: anyone who reaches {shown}:{port} may use it; see --api-key", _PROGRAM)
 
-        run(state, bound, ready=ready, drain=arguments.drain, log_level=arguments.log_level)
+        serve(state, bound, ready=ready, drain=arguments.drain, log_level=arguments.log_level)
     return EXIT_OK
 
 

@@ -68,7 +68,9 @@ def add_commands(commands: Any) -> None:
     again.add_argument("index", metavar="INDEX", type=os.path.expanduser, help="index folder")
     again.add_argument("--model", metavar="M", help="model folder or Hub id (default: the built-in model)")
     again.add_argument(
-        "--precision", default="auto", help="fp32, bf16, int8 or auto, the model's own (default)"
+        "--precision",
+        default="auto",
+        help="fp32, bf16 or int8, on CUDA also fp16 or fp8; auto (default): the model's own, on CUDA a 16-bit type",
     )
     again.add_argument("--max-length", type=int, metavar="TOKENS", help=same)
     again.add_argument("--on-overflow", choices=("truncate", "error", "window"), help=same)

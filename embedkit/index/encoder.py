@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..files import expanded
+from ..model_folder.folder import BUILTIN, FORMER_BUILTIN
 from .errors import ModelMismatchError
 from .storage.manifest import EncoderEntry, Manifest
 
@@ -61,16 +62,23 @@ def describe_encoder(encoder: TextEncoder) -> EncoderEntry:
     if not isinstance(encoder.fingerprint, str):
         raise TypeError(f"the encoder's fingerprint must be a string, not {encoder.fingerprint!r:.80}")
     description = encoder.describe()
-    model = str(description["model"])
-    folder = expanded(model)
     return EncoderEntry(
-        # a folder must be found again from another working directory
-        model=str(folder.resolve()) if folder.is_dir() else model,
+        model=_found_again(description),
         fingerprint=encoder.fingerprint,
         precision=str(description["precision"]),
         document_prompt=prompt_of(encoder, "document") or "",
         query_prompt=prompt_of(encoder, "query"),
     )
+
+
+def _found_again(description: Mapping[str, Any]) -> str:
+    """The model by which `embedkit.Encoder` opens the same from any working directory: a folder by its whole path."""
+    model, path = str(description["model"]), Path(description.get("path", ""))
+    if path == BUILTIN:
+        return BUILTIN.name
+    # a name of the Hub leads to a folder of the cache, which does not end with it
+    given = expanded(model).parts
+    return str(path.resolve()) if path.parts[len(path.parts) - len(given) :] == given else model
 
 
 def opened(
@@ -83,10 +91,7 @@ def opened(
     if encoder is not None and not isinstance(encoder, (str, os.PathLike)):
         return encoder
     from .. import Encoder
-    from ..model_folder.folder import BUILTIN
 
-    if encoder is not None and os.fspath(encoder) == BUILTIN.name:  # as `info` prints it
-        encoder = None
     return Encoder(encoder, threads=threads, **({} if like is None else _lengths(like)))
 
 
@@ -137,10 +142,7 @@ def load_encoder(
 ) -> TextEncoder:
     """The encoder that the manifest names, or the one at ``model``, with the settings of the index's own."""
     from .. import Encoder
-    from ..model_folder.folder import BUILTIN, FORMER_BUILTIN
 
-    if model is not None and os.fspath(model) == BUILTIN.name:  # as `info` prints it
-        model = None
     entry = manifest.encoder
     if model is None and entry.model != BUILTIN.name:
         if entry.model in FORMER_BUILTIN:
@@ -212,8 +214,6 @@ def check_encoder(root: Path, manifest: Manifest, encoder: TextEncoder, *, force
 
     With ``force`` another model is only a warning; another dimension remains an error.
     """
-    from ..model_folder.folder import BUILTIN
-
     entry = manifest.encoder
     if encoder.fingerprint != entry.fingerprint:
         problem = (
@@ -221,7 +221,7 @@ def check_encoder(root: Path, manifest: Manifest, encoder: TextEncoder, *, force
             f"{encoder.describe()['model']} (fingerprint {encoder.fingerprint})"
         )
         if not force:
-            name = str(encoder.describe()["model"])
+            name = _found_again(encoder.describe())
             model = "" if name == BUILTIN.name else f" --model {shlex.quote(name)}"
             raise ModelMismatchError(
                 f"{problem}; open it with the model it was built with, or encode its texts again: "

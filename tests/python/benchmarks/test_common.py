@@ -102,8 +102,19 @@ def test_a_random_shape_is_a_folder_that_transformers_loads_in_full(
     folder = shapes.build(shape, tokenizer_of=tmp_path, folder=tmp_path)
     _, info = transformers.AutoModel.from_pretrained(folder, output_loading_info=True, local_files_only=True)
     assert not any(info.values()), info
-    assert base.pooling(folder) == mode
+    assert base.pooling(folder, "mean", "cls") == mode
     assert base.max_length(folder) == 16
+
+
+def test_a_peer_refuses_a_pooling_that_it_does_not_know(modules: Modules, tmp_path: Path) -> None:
+    _, _, base = modules
+    types = ["sentence_transformers.models.Transformer", "sentence_transformers.models.Pooling"]
+    (tmp_path / "modules.json").write_text(json.dumps([{"type": kind} for kind in types]))
+    (tmp_path / "1_Pooling").mkdir()
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
+    assert base.pooling(tmp_path, "mean", "cls", "lasttoken") == "lasttoken"
+    with pytest.raises(ValueError, match="knows only mean or cls pooling"):
+        base.pooling(tmp_path, "mean", "cls")
 
 
 def test_a_shape_that_lacks_a_part_is_refused(modules: Modules, tmp_path: Path) -> None:

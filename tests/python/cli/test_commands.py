@@ -50,6 +50,13 @@ def found(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[str]:
     return [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()]
 
 
+def test_model_names_what_it_names_for_an_encoder(capsys: pytest.CaptureFixture[str]) -> None:
+    # of a folder of that name in the current directory, or of the built-in model
+    assert main(["build", write("x.jsonl", 0, 2), "-o", "index", "--model", "embedkit-256-int8"]) == 0
+    with Index.open("index", FakeEncoder("embedkit-256-int8")) as opened:
+        assert opened.search("text", 1)
+
+
 def test_add_upsert_delete_compact_verify(index: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert done(capsys, "add", index, write("a.jsonl", 20, 25)).startswith("index: 5 documents added in ")
     assert "the id 'k20' is already in the index" in done(capsys, "add", index, "a.jsonl", code=2)

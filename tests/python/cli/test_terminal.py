@@ -177,6 +177,7 @@ def test_wrong_arguments_are_told_in_two_lines(
         ("cli.serve", ["--help"]),
         ("training.cli", ["--help"]),
         ("training.cli", ["distill", "--help"]),
+        ("training.vocabulary", ["--help"]),
     ],
 )
 def test_help_on_a_terminal_that_knows_ascii_only(module: str, arguments: list[str]) -> None:

@@ -54,7 +54,22 @@ def test_router_against_sentence_transformers(make_model: Callable[..., Path], t
         encoder.encode(TEXTS, task="other")
     copy = pickle.loads(pickle.dumps(encoder))
     assert np.array_equal(copy.encode_query(TEXTS), encoder.encode_query(TEXTS))
+
+
+def test_warm_up_reads_the_weights_of_every_route(
+    make_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = Encoder(asymmetric(tmp_path / "model", make_model))
+    run, warm = CoreEngine.encode, []
+
+    def encode(self: CoreEngine, *arguments: Any) -> Any:
+        warm.append(self.folder.transformer.name)
+        return run(self, *arguments)
+
+    monkeypatch.setattr(CoreEngine, "encode", encode)
     encoder.warm_up()
+    assert sorted(warm) == ["document_0_Transformer", "query_0_Transformer"]
+    assert encoder.describe()["texts"] == 0
 
 
 def test_saved_router(make_model: Callable[..., Path], tmp_path: Path) -> None:

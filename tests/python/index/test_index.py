@@ -16,6 +16,7 @@ from fake_encoder import FakeEncoder
 
 from embedkit import Encoder
 from embedkit.index import BuildError, Document, Index, IndexExistsError, InputError, ModelMismatchError
+from embedkit.model_folder.folder import BUILTIN
 
 WORDS = (
     "red",
@@ -258,6 +259,53 @@ def test_a_relative_path_is_that_of_the_folder_where_it_was_given(
         index.add([Document("b", "b")])
         assert other.refresh() and len(other) == 2
         assert index.path == tmp_path / "index"
+
+
+def test_the_folder_of_a_model_is_that_of_the_folder_where_it_was_opened(
+    make_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(make_model(), tmp_path / "models" / "mini[1]")
+    (tmp_path / "elsewhere").mkdir()
+    for given, where in (("mini[1]", folder.parent), (".", folder), ("../models/mini[1]/", folder.parent)):
+        monkeypatch.chdir(where)
+        encoder = Encoder(given)
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        with Index.build("index", ["a"], encoder, overwrite=True) as index:
+            assert index.info()["model"] == str(folder)
+
+
+def test_a_model_of_the_hub_is_recorded_by_its_name(
+    make_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("huggingface_hub")
+    cached, commit = tmp_path / "cache" / "models--org--mini", "0123456789" * 4
+    shutil.copytree(make_model(), cached / "snapshots" / commit)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(commit)
+    monkeypatch.chdir(tmp_path)
+    encoder = Encoder("org/mini", cache_folder=tmp_path / "cache", local_files_only=True)
+    (tmp_path / "org" / "mini").mkdir(parents=True)
+    with Index.build("index", ["a"], encoder) as index:
+        assert index.info()["model"] == "org/mini"
+
+
+def test_a_folder_named_as_the_built_in_model_is_another_model(
+    make_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(make_model(), tmp_path / BUILTIN.name)
+    monkeypatch.chdir(tmp_path)
+    Index.build("built-in", ["a"]).close()
+    Index.build("folder", ["a"], BUILTIN.name).close()
+    for name, model in (("built-in", BUILTIN.name), ("folder", str(folder))):
+        with Index.open(name) as index:
+            assert index.info()["model"] == model and index.search("a", 1)
+    with Index.open("folder", BUILTIN.name) as index:
+        assert index.search("a", 1)
+    with (
+        Index.open("built-in", BUILTIN.name) as index,
+        pytest.raises(ModelMismatchError, match=f"reembed .*built-in --model {folder}"),
+    ):
+        index.search("a", 1)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 import httpx
 import numpy as np
@@ -82,6 +84,19 @@ def test_a_signal_right_after_the_first_line_ends_it(
     with start() as running:
         assert running.stop(sent) == 0
         assert running.errors() == ""
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_it_loads_ends_it(
+    sent: int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(options: object) -> NoReturn:
+        os.kill(os.getpid(), sent)
+        raise AssertionError("not reached")
+
+    monkeypatch.setattr("embedkit.serve.opening.open_state", load)
+    assert main(["--port", "0"]) == code
+    assert capsys.readouterr().err == "embedkit-serve: interrupted\n"
 
 
 def test_models_beyond_the_memory_are_loaded_in_place_of_others(

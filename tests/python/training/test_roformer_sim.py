@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from embedkit.training import generate
 from embedkit.training.data.readers import Table
 from embedkit.training.data.store import TextStore
 from embedkit.training.generate import SimilarSentences, generate_similar, nucleus
@@ -293,8 +296,45 @@ def test_the_vocabulary_command(data: Path, tmp_path: Path, capsys: pytest.Captu
     lines = (tmp_path / "made" / "vocab.txt").read_text(encoding="utf-8").split()
     config = json.loads((tmp_path / "made" / "config.json").read_text(encoding="utf-8"))
     assert len(lines) == config["vocab_size"] <= 60
-    assert main(["pairs.tsv", "-o", str(tmp_path)]) == 1
-    assert "names no columns" in capsys.readouterr().err
+    for wrong, message in (
+        (["pairs.tsv"], "'pairs.tsv' names no columns"),
+        (["none.tsv:text"], "none.tsv"),
+        (["pairs.tsv:text1", "--nix"], "unrecognized arguments: --nix"),
+    ):
+        assert main([*wrong, "--data", str(data), "-o", str(tmp_path / "other")]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("python -m embedkit.training.vocabulary: ") and message in error
+
+
+def test_the_vocabulary_command_without_tokenizers(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    assert main(["pairs.tsv:text1", "--data", str(data), "-o", str(tmp_path / "made")]) == 1
+    assert "needs tokenizers: pip install 'embedkit[train]'" in capsys.readouterr().err
+
+
+def test_the_generate_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def similar(self: SimilarSentences, text: str, *options: Any, seed: int) -> list[tuple[str, float]]:
+        if text == "stop":
+            raise KeyboardInterrupt
+        return [("as it", 0.5)]
+
+    monkeypatch.setattr(SimilarSentences, "__init__", lambda self, folder: None)
+    monkeypatch.setattr(SimilarSentences, "generate", similar)
+    assert generate.main(["model", "like", "-k", "1", "this"]) == 0
+    assert capsys.readouterr().out == "like\n  0.500  as it\nthis\n  0.500  as it\n"
+    assert generate.main(["model", "stop"]) == 130
+    assert capsys.readouterr().err == "python -m embedkit.training.generate: interrupted\n"
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", buffering=1, encoding="utf-8") as gone, monkeypatch.context() as patch:
+        patch.setattr("sys.stdout", gone)
+        assert generate.main(["model", "like"]) == 0  # as of `| head`
+    assert capsys.readouterr().err == ""
+    monkeypatch.undo()
+    assert generate.main(["./none", "like"]) == 2
+    assert "the model folder './none' does not exist" in capsys.readouterr().err
 
 
 def test_stage_1_learns_to_embed_and_to_generate(stage1: Path) -> None:
