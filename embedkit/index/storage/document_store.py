@@ -484,8 +484,11 @@ class DocumentReader:
         except (sqlite3.DatabaseError, ValueError) as error:
             raise self._failed(error) from None
 
-    def scan(self) -> Iterator[tuple[int, StoredDocument]]:
-        """All rows in order, deleted ones included, one at a time: a text may have 64 MiB."""
+    def scan(self) -> Iterator[tuple[int, StoredDocument, int]]:
+        """All rows in order, deleted ones included, one at a time: a text or a field may have 64 MiB.
+
+        Each is a row, its document, and the characters of its text and metadata.
+        """
         try:
             with self._lock:
                 rows = self._db.execute(_ALL)
@@ -495,7 +498,7 @@ class DocumentReader:
                 if found is None:
                     return
                 row, *columns = found
-                yield row, _stored(*columns)
+                yield row, _stored(*columns), len(found[2]) + len(found[3] or "")
         except (sqlite3.DatabaseError, ValueError) as error:
             raise self._failed(error) from None
 

@@ -158,17 +158,17 @@ class Segment:
     def scan(self, block: int = 2048) -> Iterator[tuple[list[StoredDocument], Float32Array]]:
         """Documents and vectors (n, dimension) of the rows that are not deleted, in blocks in order.
 
-        A block has ``block`` rows, or fewer long ones.
+        A block has ``block`` rows, or fewer with long texts or metadata.
         """
         documents: list[StoredDocument] = []
         rows: list[int] = []
         characters = 0
-        for row, document in self.documents.scan():
+        for row, document, size in self.documents.scan():
             if not self.alive(row):
                 continue
             documents.append(document)
             rows.append(row)
-            characters += len(document.text)
+            characters += size
             if len(rows) == block or characters >= CHARACTERS_AT_ONCE:
                 yield documents, self.raw.gather(np.array(rows))
                 documents, rows, characters = [], [], 0
@@ -199,7 +199,7 @@ class Segment:
                 raise altered(path)
         path = self.folder / DOCUMENTS_FILE
         found = 0
-        for row, document in self.documents.scan():
+        for row, document, _ in self.documents.scan():
             if row >= self.entry.rows or self.ids[row] != document.id:
                 raise IndexDamagedError(
                     f"{path}: row {row} has the id {document.id!r}, but the ids file has another; build the index again"
