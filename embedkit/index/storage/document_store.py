@@ -27,6 +27,7 @@ import numpy.typing as npt
 from ...documents.document import Document, check_document
 from ...documents.errors import InputError
 from ...documents.passages import document_of
+from ...files import check_opens
 from ..errors import IndexDamagedError, ResumeError
 from ..words.analyzer import Analyzer, analyzer
 from ..words.languages import AUTO, NONE, detect_language
@@ -393,7 +394,7 @@ class DocumentReader:
         self._db = self._connect()
         try:
             self._conditions = self._connect()
-        except IndexDamagedError:
+        except (OSError, IndexDamagedError):
             self._db.close()
             raise
         try:
@@ -419,7 +420,8 @@ class DocumentReader:
         try:
             made = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
         except sqlite3.Error as error:
-            raise self.damaged(str(error)) from None
+            check_opens(self._path)
+            raise self._failed(error) from None
         # a connection is in a cycle with its cache of statements: unclosed, it would wait for the garbage collector
         weakref.finalize(self, made.close).atexit = False
         return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -403,7 +404,18 @@ def open_generation(root: Path, accept: Callable[[Manifest], None], *, searches:
     Raises:
         IndexNotFoundError: no finished index is there.
         IndexDamagedError: a file is missing, has the wrong size, or cannot be read.
+        OSError: the system does not open a file now, as when this process has too many.
     """
+    try:
+        return _open_live(root, accept, searches)
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        reason = "too many open files: allow this process more (ulimit -n)"
+        raise OSError(errno.EMFILE, reason, error.filename) from None
+
+
+def _open_live(root: Path, accept: Callable[[Manifest], None], searches: bool) -> Generation:
     while True:
         name = current_name(root)
         try:
