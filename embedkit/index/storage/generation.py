@@ -421,7 +421,8 @@ def _open_live(root: Path, accept: Callable[[Manifest], None], searches: bool) -
         try:
             manifest = manifest_at(root, name)
             accept(manifest)
-            generation = Generation(manifest, _open_segments(root, manifest))
+            # files are read later, too, when the process may have gone to another folder
+            generation = Generation(manifest, _open_segments(root.absolute(), manifest))
             with contextlib.ExitStack() as opened:
                 opened.callback(generation.close)
                 if searches:
