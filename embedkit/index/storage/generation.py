@@ -6,7 +6,7 @@ import contextlib
 import errno
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -310,6 +310,11 @@ class Generation:
             mine = np.flatnonzero(owners == number)
             result[mine] = segment.ids.many(rows[mine] - self._starts[number])
         return list(result)
+
+    def living_ids(self) -> Iterator[list[str]]:
+        """The ids of all documents, in blocks in order."""
+        for segment in self.segments:
+            yield from segment.living_ids()
 
     def places(self, ids: Iterable[str]) -> dict[str, list[tuple[int, int]]]:
         """Segment number and row of each document with one of ``ids``.

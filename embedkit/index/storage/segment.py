@@ -25,6 +25,8 @@ __all__ = ["CHARACTERS_AT_ONCE", "Segment"]
 CHARACTERS_AT_ONCE = 4 << 20
 """Of documents in memory together: one may have 64 MiB."""
 
+_IDS_AT_ONCE = 4096  # a multiple of 8
+
 
 class Segment:
     """A finished segment, opened for reading. Thread-safe.
@@ -92,6 +94,17 @@ class Segment:
     def living(self) -> Bits | None:
         """The bitmap of rows that are not deleted, ``None`` for all."""
         return None if self.dead is None else self._alive
+
+    def living_ids(self) -> Iterator[list[str]]:
+        """The ids of the rows that are not deleted, in blocks in order."""
+        for begin in range(0, self.entry.rows, _IDS_AT_ONCE):
+            rows = np.arange(begin, min(begin + _IDS_AT_ONCE, self.entry.rows))
+            if self.dead is not None:
+                dead = np.unpackbits(
+                    self.dead[begin // 8 :][: _IDS_AT_ONCE // 8], count=len(rows), bitorder="little"
+                )
+                rows = rows[dead == 0]
+            yield self.ids.many(rows)
 
     def find(self, ids: Iterable[str]) -> dict[str, int]:
         """The rows of those ``ids`` that this segment holds, without deleted ones."""
