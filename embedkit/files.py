@@ -8,7 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-__all__ = ["TEMPORARY_SUFFIX", "expanded", "file_sha256", "fsync", "fsync_files", "write_atomically"]
+__all__ = [
+    "TEMPORARY_SUFFIX",
+    "check_opens",
+    "expanded",
+    "file_sha256",
+    "fsync",
+    "fsync_files",
+    "write_atomically",
+]
 
 TEMPORARY_SUFFIX = ".tmp"
 
@@ -23,6 +31,12 @@ def expanded(path: str | os.PathLike[str]) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         raise FileNotFoundError(f"{os.fspath(path)!r}: no such home folder; give the whole path") from None
+
+
+def check_opens(path: Path) -> None:
+    """Raise the system's `OSError` if ``path`` cannot be opened: libraries that fail to open a file hide why."""
+    with path.open("rb"):
+        pass
 
 
 def file_sha256(path: Path) -> str:

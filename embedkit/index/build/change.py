@@ -21,6 +21,7 @@ from ..storage import faiss_index
 from ..storage.factory import fitting_factory
 from ..storage.filters import Where
 from ..storage.generation import Generation, open_generation
+from ..storage.ids import shared_id
 from ..storage.journal import read_journal
 from ..storage.layout import SEGMENTS_FOLDER, TOMBSTONES_FOLDER, Writer, current_name
 from ..storage.manifest import Manifest, Raw, SegmentEntry
@@ -203,9 +204,7 @@ def _merge(target: Path, sources: Sequence[Path]) -> int:
         first = generations[0].manifest
         for source, generation in zip(sources[1:], generations[1:], strict=True):
             _check_alike(sources[0], first, source, generation.manifest)
-        for number, (source, generation) in enumerate(zip(sources, generations, strict=True)):
-            for other in range(number):
-                _check_disjoint(sources[other], generations[other], source, generation)
+        _check_disjoint(sources, generations)
         writer = stack.enter_context(Writer(target, create=True))
         if writer.live() is not None:
             raise IndexExistsError(f"{target}: an index exists there; name another folder")
@@ -270,17 +269,15 @@ def _check_alike(first_path: Path, first: Manifest, path: Path, manifest: Manife
             )
 
 
-def _check_disjoint(first_path: Path, first: Generation, path: Path, generation: Generation) -> None:
-    """Refuse two indexes that share an id."""
-    rows = generation.living_rows()
-    for begin in range(0, len(rows), _AT_ONCE):
-        ids = [generation.id(row) for row in rows[begin : begin + _AT_ONCE].tolist()]
-        shared = first.find(ids)
-        if shared:
-            raise InputError(
-                "",
-                f"the id {next(iter(shared))!r} is in {first_path} and in {path}; delete it from one of them",
-            )
+def _check_disjoint(paths: Sequence[Path], generations: Sequence[Generation]) -> None:
+    """Refuse indexes of which two share an id."""
+    rows = sum(generation.manifest.documents for generation in generations)
+    shared = shared_id([generation.living_ids for generation in generations], rows)
+    if shared is not None:
+        name, one, other = shared
+        raise InputError(
+            "", f"the id {name!r} is in {paths[one]} and in {paths[other]}; delete it from one of them"
+        )
 
 
 def _adopt(writer: Writer, source: Path, entry: SegmentEntry) -> SegmentEntry:

@@ -68,12 +68,21 @@ def blocks(groups: Iterable[list[Document]]) -> Iterator[list[list[Document]]]:
     characters = 0
     for group in groups:
         block.append(group)
-        characters += sum(len(document.text) for document in group if isinstance(document.text, str))
+        characters += sum(map(_characters, group))
         if len(block) == _AT_ONCE or characters >= CHARACTERS_AT_ONCE:
             yield block
             block, characters = [], 0
     if block:
         yield block
+
+
+def _characters(document: Document) -> int:
+    """About how many the text and the metadata have, whatever they are: they are checked where they are stored."""
+    text = len(document.text) if isinstance(document.text, str) else 0
+    try:
+        return text + (len(repr(dict(document.metadata))) if document.metadata else 0)
+    except RecursionError:
+        return text
 
 
 def with_taken(

@@ -4,6 +4,11 @@ Every addition makes a segment, and each segment costs an open file and a query 
 made, as many of the last as hold eight times the rows of the largest among them are folded. Of documents added one
 at a time, a row is copied four times (and, if stored in codes, rounded so often), and a tail of 8,192 is at most 28
 segments.
+
+Larger additions are left as they are, for copying takes 0.1 ms a document and an addition would wait for it, until
+there are many segments. Then as many of the last are folded as hold twice the rows of the largest among them: a row is
+in a segment of at least twice the size after each copy, so that it is copied 17 times at most. Of 10 million documents
+added 2,000 at a time each is copied 2.3 times, and there are never more than 103 segments.
 """
 
 from __future__ import annotations
@@ -31,6 +36,9 @@ __all__ = ["copy_segments", "fold_last"]
 
 _TIMES = 8
 _MOST_ROWS = 8192  # of a fold, which an addition waits for
+_MANY = 64  # segments: each takes two files or three, and a process may have 1,024, or 256
+_TIMES_OF_MANY = 2
+_MOST_ROWS_OF_MANY = 131_072
 
 
 def fold_last(writer: Writer, live: Manifest, settings: BuildSettings) -> Manifest:
@@ -60,12 +68,18 @@ def fold_last(writer: Writer, live: Manifest, settings: BuildSettings) -> Manife
 
 def _foldable(rows: Sequence[int]) -> int:
     """How many of the last segments, which have so many ``rows``, are to be folded; 0 for none."""
+    few = _last_of(rows, _TIMES, _MOST_ROWS)
+    return few if few or len(rows) <= _MANY else _last_of(rows, _TIMES_OF_MANY, _MOST_ROWS_OF_MANY)
+
+
+def _last_of(rows: Sequence[int], times: int, most: int) -> int:
+    """How many of the last hold at least so many ``times`` the largest among them, and ``most`` rows at most."""
     foldable = total = largest = 0
     for count, size in enumerate(reversed(rows), 1):
         total, largest = total + size, max(largest, size)
-        if total > _MOST_ROWS:
+        if total > most:
             break
-        if total >= _TIMES * largest:
+        if total >= times * largest:
             foldable = count
     return foldable
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import os
 import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
@@ -225,7 +226,10 @@ def change_errors(path: Path, what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def disk_errors(root: Path, what: str) -> Iterator[None]:
-    """Turn errors of the disk and of Faiss into ones that name the index, ``what`` failed, and what can be resumed."""
+    """Turn errors of the disk and of Faiss into ones that name the index, ``what`` failed, and what can be resumed.
+
+    Those of the caller's documents, which are read meanwhile, stay as they are.
+    """
 
     def failed(reason: object) -> BuildError:
         rows = resumable_rows(root)
@@ -248,7 +252,14 @@ def disk_errors(root: Path, what: str) -> Iterator[None]:
     except (sqlite3.OperationalError, BuildError) as error:
         raise failed(error) from error
     except OSError as error:
-        # embedkit's own errors have messages of their own
-        if error.errno is None or isinstance(error, BlockingIOError):
+        if error.errno not in _DISK_ERRORS and not _is_of(root, error):
             raise
         raise failed(error.strerror) from error
+
+
+def _is_of(root: Path, error: OSError) -> bool:
+    """Whether ``error`` names a file of the index at ``root``, or a folder in which ``root`` was to be made."""
+    if not isinstance(error.filename, (str, bytes)):  # a descriptor, or none: embedkit's own errors
+        return False
+    place, root = Path(os.fsdecode(error.filename)).absolute(), root.absolute()
+    return place.is_relative_to(root) or place in root.parents

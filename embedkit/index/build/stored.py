@@ -28,9 +28,9 @@ class Stored:
     def __iter__(self) -> Iterator[Document]:
         """One document at a time."""
         for segment in self._generation.segments:
-            for row, document in segment.documents.scan():
+            for row, document, _ in segment.documents.scan():
                 if segment.alive(row):
-                    if not document.text:  # imported from Faiss: there is nothing to encode again
+                    if not document.text.strip():  # it came with its vector: there is nothing to encode again
                         raise InputError(
                             f"document {document.id}",
                             "the index holds its vector without a text, which cannot be encoded again; import the "

@@ -32,6 +32,7 @@ from ..storage.raw import FaissVectors
 from ..storage.search_parameters import SearchParameters
 from ..storage.spool import Spool, SpoolWriter
 from ..storage.vector_table import VectorTable, write_parquet
+from ..storage.vectors import normalize_rows
 from .build_parts import VECTORS_FILE, build_parts
 from .publish import dated, in_language_of, new_manifest
 from .resume import change_errors
@@ -406,7 +407,9 @@ def export_parquet_file(root: Path, path: Path, report: Report | None = None) ->
                     with _unless_removed():
                         segment.check_rows()
                     for documents, vectors in segment.scan(_ROWS_OF_A_GROUP):
-                        writer.write_table(rows.make(documents, vectors))
+                        # codes give a length of about 1
+                        exported = normalize_rows(vectors) if base.manifest.metric == "cosine" else vectors
+                        writer.write_table(rows.make(documents, exported))
                         done += len(documents)
                         report(Progress("copy", done, total))
             temporary.rename(path)

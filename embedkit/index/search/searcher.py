@@ -363,7 +363,7 @@ class Searcher:
         """All documents of the generation that is open now, in its order."""
         generation = self._open_generation()
         for segment in generation.segments:
-            for row, document in segment.documents.scan():
+            for row, document, _ in segment.documents.scan():
                 if segment.alive(row):
                     yield document
 

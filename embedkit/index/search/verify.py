@@ -9,6 +9,7 @@ import numpy as np
 from ..encoder import TextEncoder
 from ..errors import IndexDamagedError
 from ..storage.generation import Generation
+from ..storage.ids import shared_id
 
 __all__ = ["verify"]
 
@@ -16,7 +17,6 @@ _SEED = 20240
 _LEAST_COSINE = 0.98
 """int8 differs between instruction sets by up to 0.001, and so do vectors kept as int8; another text by 0.1."""
 _LEAST_COSINE_OF_CODES = 0.5
-_IDS_AT_ONCE = 4096
 
 
 def verify(generation: Generation, encoder: TextEncoder | None, sample: int) -> dict[str, Any]:
@@ -39,22 +39,14 @@ def verify(generation: Generation, encoder: TextEncoder | None, sample: int) -> 
 
 
 def _check_ids(generation: Generation) -> None:
-    """Raise if an id is in two segments: of each pair, the ids of the smaller are looked up in the larger."""
-    ordered = sorted(generation.segments, key=lambda segment: segment.entry.rows)
-    for number, segment in enumerate(ordered):
-        others = ordered[number + 1 :]
-        if not others:
-            return
-        for begin in range(0, segment.entry.rows, _IDS_AT_ONCE):
-            rows = range(begin, min(begin + _IDS_AT_ONCE, segment.entry.rows))
-            ids = [segment.ids[row] for row in rows if segment.alive(row)]
-            for other in others:
-                twice = other.find(ids)
-                if twice:
-                    raise IndexDamagedError(
-                        f"the id {next(iter(twice))!r} is in {segment.folder} and in {other.folder}; "
-                        "build the index again"
-                    )
+    """Raise if an id is in two segments."""
+    segments = generation.segments
+    shared = shared_id([segment.living_ids for segment in segments], generation.manifest.documents)
+    if shared is not None:
+        name, one, other = shared
+        raise IndexDamagedError(
+            f"the id {name!r} is in {segments[one].folder} and in {segments[other].folder}; build the index again"
+        )
 
 
 def _encode_again(generation: Generation, encoder: TextEncoder, sample: int) -> tuple[int, float]:
@@ -62,7 +54,7 @@ def _encode_again(generation: Generation, encoder: TextEncoder, sample: int) -> 
     rows = generation.living_rows()
     chosen = np.sort(np.random.default_rng(_SEED).choice(rows, min(sample, len(rows)), replace=False))
     documents = generation.fetch(chosen)
-    chosen = np.array([row for row in chosen.tolist() if documents[row].text], np.int64)
+    chosen = np.array([row for row in chosen.tolist() if documents[row].text.strip()], np.int64)
     if not len(chosen):  # imported without texts
         return 0, 1.0
     stored = generation.vectors(chosen)

@@ -27,6 +27,7 @@ import numpy.typing as npt
 from ...documents.document import Document, check_document
 from ...documents.errors import InputError
 from ...documents.passages import document_of
+from ...files import check_opens
 from ..errors import IndexDamagedError, ResumeError
 from ..words.analyzer import Analyzer, analyzer
 from ..words.languages import AUTO, NONE, detect_language
@@ -393,7 +394,7 @@ class DocumentReader:
         self._db = self._connect()
         try:
             self._conditions = self._connect()
-        except IndexDamagedError:
+        except (OSError, IndexDamagedError):
             self._db.close()
             raise
         try:
@@ -419,7 +420,8 @@ class DocumentReader:
         try:
             made = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
         except sqlite3.Error as error:
-            raise self.damaged(str(error)) from None
+            check_opens(self._path)
+            raise self._failed(error) from None
         # a connection is in a cycle with its cache of statements: unclosed, it would wait for the garbage collector
         weakref.finalize(self, made.close).atexit = False
         return made
@@ -484,8 +486,11 @@ class DocumentReader:
         except (sqlite3.DatabaseError, ValueError) as error:
             raise self._failed(error) from None
 
-    def scan(self) -> Iterator[tuple[int, StoredDocument]]:
-        """All rows in order, deleted ones included, one at a time: a text may have 64 MiB."""
+    def scan(self) -> Iterator[tuple[int, StoredDocument, int]]:
+        """All rows in order, deleted ones included, one at a time: a text or a field may have 64 MiB.
+
+        Each is a row, its document, and the characters of its text and metadata.
+        """
         try:
             with self._lock:
                 rows = self._db.execute(_ALL)
@@ -495,7 +500,7 @@ class DocumentReader:
                 if found is None:
                     return
                 row, *columns = found
-                yield row, _stored(*columns)
+                yield row, _stored(*columns), len(found[2]) + len(found[3] or "")
         except (sqlite3.DatabaseError, ValueError) as error:
             raise self._failed(error) from None
 

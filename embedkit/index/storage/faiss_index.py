@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...files import check_opens
 from ..errors import BuildError, IndexDamagedError
 from .factory import check_factory
 from .search_parameters import SearchParameters
@@ -354,6 +355,7 @@ def read_index(path: Path, *, rows: int, dimension: int) -> Any:
     try:
         index = faiss.read_index(faiss_name(path), flags)
     except (RuntimeError, MemoryError) as error:  # a damaged length may demand any amount of memory
+        check_opens(path)
         raise IndexDamagedError(
             f"{path}: Faiss cannot read it ({short(error)}); build the index again"
         ) from None

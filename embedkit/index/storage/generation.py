@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -325,6 +326,11 @@ class Generation:
             result[mine] = segment.ids.many(rows[mine] - self._starts[number])
         return list(result)
 
+    def living_ids(self) -> Iterator[list[str]]:
+        """The ids of all documents, in blocks in order."""
+        for segment in self.segments:
+            yield from segment.living_ids()
+
     def places(self, ids: Iterable[str]) -> dict[str, list[tuple[int, int]]]:
         """Segment number and row of each document with one of ``ids``.
 
@@ -418,13 +424,25 @@ def open_generation(root: Path, accept: Callable[[Manifest], None], *, searches:
     Raises:
         IndexNotFoundError: no finished index is there.
         IndexDamagedError: a file is missing, has the wrong size, or cannot be read.
+        OSError: the system does not open a file now, as when this process has too many.
     """
+    try:
+        return _open_live(root, accept, searches)
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        reason = "too many open files: allow this process more (ulimit -n)"
+        raise OSError(errno.EMFILE, reason, error.filename) from None
+
+
+def _open_live(root: Path, accept: Callable[[Manifest], None], searches: bool) -> Generation:
     while True:
         name = current_name(root)
         try:
             manifest = manifest_at(root, name)
             accept(manifest)
-            generation = Generation(manifest, _open_segments(root, manifest))
+            # files are read later, too, when the process may have gone to another folder
+            generation = Generation(manifest, _open_segments(root.absolute(), manifest))
             with contextlib.ExitStack() as opened:
                 opened.callback(generation.close)
                 if searches:

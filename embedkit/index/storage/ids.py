@@ -9,7 +9,7 @@ from __future__ import annotations
 import mmap
 import shutil
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +17,15 @@ import numpy.typing as npt
 
 from ..errors import IndexDamagedError
 
-__all__ = ["Ids", "write_ids"]
+__all__ = ["Ids", "shared_id", "write_ids"]
 
 _MAGIC = b"EKKEYS\x00\x01"
 _HEADER = struct.Struct("<8sQQ")
 _BLOCK = 8192
 _FEW = 32
 _SMALL = 1 << 16  # bytes
+_HASHES_AT_ONCE = 1 << 24  # 128 MiB, and as much again while they are gathered
+_REPEATED_AT_ONCE = 1000
 
 
 def write_ids(path: Path, ids: Iterable[str]) -> int:
@@ -51,6 +53,48 @@ def write_ids(path: Path, ids: Iterable[str]) -> int:
         file.write(_HEADER.pack(_MAGIC, rows, start))
     table.unlink()
     return rows
+
+
+def shared_id(sources: Sequence[Callable[[], Iterator[list[str]]]], rows: int) -> tuple[str, int, int] | None:
+    """An id that two of ``sources`` hold, and their numbers; ``None`` if there is none.
+
+    Hashes of 8 bytes are compared, and only where two are equal the ids themselves.
+
+    Args:
+        sources: each yields its ids, in blocks, whenever it is called.
+        rows: how many ids all have together.
+    """
+    passes = -(-rows // _HASHES_AT_ONCE)
+    for number in range(passes):
+        hashed = (_hashes(block) for source in sources for block in source())
+        hashes = np.concatenate([some[some % passes == number] for some in hashed])
+        hashes.sort()
+        repeated = np.unique(hashes[1:][hashes[1:] == hashes[:-1]]).tolist()
+        for begin in range(0, len(repeated), _REPEATED_AT_ONCE):
+            shared = _held_twice(sources, set(repeated[begin : begin + _REPEATED_AT_ONCE]))
+            if shared is not None:
+                return shared
+    return None
+
+
+def _hashes(ids: list[str]) -> npt.NDArray[np.int64]:
+    return np.fromiter(map(hash, ids), np.int64, len(ids))
+
+
+def _held_twice(
+    sources: Sequence[Callable[[], Iterator[list[str]]]], hashes: set[int]
+) -> tuple[str, int, int] | None:
+    """`shared_id` among the ids with these ``hashes``."""
+    holders: dict[str, int] = {}
+    for number, source in enumerate(sources):
+        for block in source():
+            for document_id in block:
+                if (
+                    hash(document_id) in hashes
+                    and (first := holders.setdefault(document_id, number)) != number
+                ):
+                    return document_id, first, number
+    return None
 
 
 class Ids:

@@ -72,6 +72,13 @@ _OURS = {
 }
 
 
+_WRITTEN = {
+    SEGMENTS_FOLDER: re.compile(r"\.building|(\.writing-)?[0-9]{6,}-[0-9a-z]+"),
+    MANIFESTS_FOLDER: re.compile(r"[0-9]{6,12}\.json(\.tmp)?"),
+    TOMBSTONES_FOLDER: re.compile(r"[0-9]{6,}-[0-9a-z]+\.bits"),
+}
+"""The names that a writer gives in each folder; what has another name is not its own to remove."""
+
 _STRAY = frozenset((".DS_Store", "Thumbs.db", "desktop.ini", ".directory", "lost+found"))
 """What file managers and file systems leave in any folder."""
 
@@ -117,6 +124,10 @@ def _not_found(root: Path) -> str:
     return f"{root}: not an index (it has no file {CURRENT_FILE})"
 
 
+def _is_stray(path: Path) -> bool:
+    return path.name in _STRAY or path.name.startswith("._")
+
+
 class Writer:
     """The right to write one index, and the steps that make a generation appear.
 
@@ -145,6 +156,8 @@ class Writer:
         self._created = create and self._make_root()
         try:
             self._refuse_foreign()
+            if create and not any((root / name).exists() for name in (CURRENT_FILE, JOURNAL_FILE)):
+                self._refuse_folders_of_others()
             self._lock = WriterLock(self.root / LOCK_FILE)
         except BaseException:
             if self._created:
@@ -189,13 +202,27 @@ class Writer:
         return True
 
     def _refuse_foreign(self) -> None:
-        names = {entry.name for entry in self.root.iterdir()} - _STRAY
-        foreign = sorted(name for name in names - _OURS if not name.startswith("._"))
+        foreign = [path.name for path in self.root.iterdir() if not (path.name in _OURS or _is_stray(path))]
         if foreign:
-            advice = "move them away" if CURRENT_FILE in names else "name a new or empty folder"
-            raise IndexExistsError(
-                f"{self.root}: the folder holds other things ({', '.join(foreign[:3])}); {advice}"
-            )
+            is_index = (self.root / CURRENT_FILE).exists()
+            raise self._foreign(foreign, "move them away" if is_index else "name a new or empty folder")
+
+    def _refuse_folders_of_others(self) -> None:
+        """Refuse folders that are named like those of an index, and hold other things."""
+        foreign = []
+        for folder, written in _WRITTEN.items():
+            path = self.root / folder
+            if path.is_dir():
+                inside = [entry.name for entry in path.iterdir() if not _is_stray(entry)]
+                foreign += [f"{folder}/{name}" for name in inside if not written.fullmatch(name)]
+            elif path.exists():
+                foreign.append(folder)
+        if foreign:
+            raise self._foreign(foreign, "name a new or empty folder")
+
+    def _foreign(self, names: list[str], advice: str) -> IndexExistsError:
+        some = ", ".join(sorted(names)[:3])
+        return IndexExistsError(f"{self.root}: the folder holds other things ({some}); {advice}")
 
     def _manifests(self) -> list[Path]:
         folder = self.root / MANIFESTS_FOLDER
@@ -203,21 +230,20 @@ class Writer:
 
     def _remove_leftovers(self, live: Manifest | None) -> None:
         """Remove all that neither ``live`` nor a journal mentions. (Readers keep removed files open.)"""
-        segments = set() if live is None else {segment.name for segment in live.segments}
-        if self.journal.exists():
-            segments |= {BUILDING, finished_segment(self.journal) or BUILDING}
-        tombstones = set()
+        wanted = set()
         if live is not None:
-            tombstones = {segment.tombstones.file for segment in live.segments if segment.tombstones}
-        for path in self.segments.iterdir():
-            if path.name not in segments:
-                shutil.rmtree(path, ignore_errors=True)
-        for path in (self.root / TOMBSTONES_FOLDER).iterdir():
-            if path.name not in tombstones:
-                path.unlink(missing_ok=True)
-        for path in (self.root / MANIFESTS_FOLDER).iterdir():
-            if live is None or path.name != live.filename:
-                path.unlink(missing_ok=True)
+            wanted = {live.filename} | {segment.name for segment in live.segments}
+            wanted |= {segment.tombstones.file for segment in live.segments if segment.tombstones}
+        if self.journal.exists():
+            wanted |= {BUILDING, finished_segment(self.journal) or BUILDING}
+        for folder, written in _WRITTEN.items():
+            for path in (self.root / folder).iterdir():
+                if path.name in wanted or not written.fullmatch(path.name):
+                    continue
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink(missing_ok=True)
         for name in (CURRENT_FILE, JOURNAL_FILE):
             (self.root / (name + TEMPORARY_SUFFIX)).unlink(missing_ok=True)
 

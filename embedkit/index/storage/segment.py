@@ -26,6 +26,8 @@ __all__ = ["CHARACTERS_AT_ONCE", "Segment"]
 CHARACTERS_AT_ONCE = 4 << 20
 """Of documents in memory together: one may have 64 MiB."""
 
+_IDS_AT_ONCE = 4096  # a multiple of 8
+
 
 class Segment:
     """A finished segment, opened for reading. Thread-safe.
@@ -97,6 +99,17 @@ class Segment:
     def living(self) -> Bits | None:
         """The bitmap of rows that are not deleted, ``None`` for all."""
         return None if self.dead is None else self._alive
+
+    def living_ids(self) -> Iterator[list[str]]:
+        """The ids of the rows that are not deleted, in blocks in order."""
+        for begin in range(0, self.entry.rows, _IDS_AT_ONCE):
+            rows = np.arange(begin, min(begin + _IDS_AT_ONCE, self.entry.rows))
+            if self.dead is not None:
+                dead = np.unpackbits(
+                    self.dead[begin // 8 :][: _IDS_AT_ONCE // 8], count=len(rows), bitorder="little"
+                )
+                rows = rows[dead == 0]
+            yield self.ids.many(rows)
 
     def find(self, ids: Iterable[str]) -> dict[str, int]:
         """The rows of those ``ids`` that this segment holds, without deleted ones."""
@@ -172,17 +185,17 @@ class Segment:
     def scan(self, block: int = 2048) -> Iterator[tuple[list[StoredDocument], Float32Array]]:
         """Documents and vectors (n, dimension) of the rows that are not deleted, in blocks in order.
 
-        A block has ``block`` rows, or fewer long ones.
+        A block has ``block`` rows, or fewer with long texts or metadata.
         """
         documents: list[StoredDocument] = []
         rows: list[int] = []
         characters = 0
-        for row, document in self.documents.scan():
+        for row, document, size in self.documents.scan():
             if not self.alive(row):
                 continue
             documents.append(document)
             rows.append(row)
-            characters += len(document.text)
+            characters += size
             if len(rows) == block or characters >= CHARACTERS_AT_ONCE:
                 yield documents, self.raw.gather(np.array(rows))
                 documents, rows, characters = [], [], 0
@@ -213,7 +226,7 @@ class Segment:
                 raise altered(path)
         path = self.folder / DOCUMENTS_FILE
         found = 0
-        for row, document in self.documents.scan():
+        for row, document, _ in self.documents.scan():
             if row >= self.entry.rows or self.ids[row] != document.id:
                 raise IndexDamagedError(
                     f"{path}: row {row} has the id {document.id!r}, but the ids file has another; build the index again"

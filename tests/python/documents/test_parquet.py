@@ -9,6 +9,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_encoder import FakeEncoder
 from read_files import read, write
@@ -16,6 +17,7 @@ from read_files import read, write
 from embedkit.documents import Document, InputError
 from embedkit.documents.readers import Corpus
 from embedkit.index import Index
+from embedkit.index.storage.manifest import Metric
 
 
 def write_parquet(path: Path, columns: dict[str, Any]) -> Path:
@@ -115,6 +117,23 @@ def test_an_export_keeps_fields_named_as_its_columns(tmp_path: Path, encoder: Fa
     with Index.build(tmp_path / "index", [Document("body", "1", metadata)], encoder) as index:
         index.export_parquet(tmp_path / "x.parquet")
     assert read(tmp_path / "x.parquet") == [("1", "body", metadata)]
+
+
+@pytest.mark.parametrize(("metric", "length"), [("cosine", 1), ("dot", 3)])
+def test_exported_vectors_are_normalized_if_the_metric_is_cosine(
+    tmp_path: Path, encoder: FakeEncoder, metric: Metric, length: int
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    vectors = encoder.encode_document([f"text {n}" for n in range(40)], normalize_embeddings=True) * 3
+    documents = [Document(f"text {n}", str(n), vector=vector) for n, vector in enumerate(vectors)]
+    with Index.build(
+        tmp_path / "index", documents, encoder, factory="SQ8", kept="none", metric=metric
+    ) as index:
+        index.export_parquet(tmp_path / "x.parquet")
+    exported = np.stack(parquet.read_table(tmp_path / "x.parquet")["vector"].to_numpy())
+    np.testing.assert_allclose(
+        np.linalg.norm(exported, axis=1), length, atol=1e-6 if metric == "cosine" else 0.1
+    )
 
 
 def test_what_json_does_not_have_in_parquet(tmp_path: Path) -> None:

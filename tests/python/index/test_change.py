@@ -11,6 +11,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,7 +31,9 @@ from embedkit.index import (
     ResumeError,
 )
 from embedkit.index.build import change, transfer
+from embedkit.index.storage import ids as storage_ids
 from embedkit.index.storage.generation import Generation, open_generation
+from embedkit.index.storage.ids import Ids, shared_id
 from embedkit.index.storage.layout import current_name
 from embedkit.index.storage.manifest import hash_file
 
@@ -374,6 +377,40 @@ def test_what_cannot_be_merged(tmp_path: Path, encoder: FakeEncoder) -> None:
     Index.build(tmp_path / "f", documents(50, 60), encoder).close()
     with pytest.raises(IndexExistsError, match="an index exists there"):
         Index.merge(tmp_path / "d", [tmp_path / "a", tmp_path / "f"])
+
+
+def test_ids_are_compared_in_one_pass_of_all_indexes(
+    tmp_path: Path, encoder: FakeEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, many = [], Ids.many
+    monkeypatch.setattr(Ids, "many", lambda self, rows: (read.extend(rows), many(self, rows))[1])
+    for number in range(5):
+        Index.build(tmp_path / str(number), documents(10 * number, 10 * number + 10), encoder).close()
+    Index.merge(tmp_path / "all", [tmp_path / str(number) for number in range(5)]).close()
+    assert len(read) == 50
+    with Index.open(tmp_path / "all", encoder) as merged:
+        merged.verify()
+    assert len(read) == 100
+
+
+@pytest.mark.parametrize("at_once", [1 << 24, 7])
+@pytest.mark.parametrize("hashed", ["well", "badly"])
+def test_a_shared_id_is_found(monkeypatch: pytest.MonkeyPatch, at_once: int, hashed: str) -> None:
+    monkeypatch.setattr(storage_ids, "_HASHES_AT_ONCE", at_once)
+    monkeypatch.setattr(storage_ids, "_REPEATED_AT_ONCE", 2)
+    if hashed == "badly":
+        monkeypatch.setattr(storage_ids, "hash", lambda name: len(name) - 2, raising=False)
+
+    def found(*sources: list[str]) -> tuple[str, int, int] | None:
+        several = [partial(iter, [source[:3], [], source[3:]]) for source in sources]
+        return shared_id(several, sum(map(len, sources)))
+
+    names = [f"k{n}" for n in range(200)]
+    assert found(names[:90], names[90:150], names[150:]) is None
+    assert found(names[:90], names[90:150], [*names[150:], "k33"]) == ("k33", 0, 2)
+    assert found(names[:90], [*names[90:150], "k199"], names[150:]) == ("k199", 1, 2)
+    assert found([], ["a", "a", "b"], ["c"]) is None
+    assert found([], []) is None
 
 
 def test_verify_encodes_some_again(index: Index) -> None:

@@ -267,6 +267,20 @@ def test_documents_with_vectors(tmp_path: Path, encoder: FakeEncoder) -> None:
             Index.build(tmp_path / "bad", [Document("x", "x", vector=vector)], encoder)
 
 
+def test_blank_texts_that_came_with_vectors_are_not_encoded_again(
+    tmp_path: Path, encoder: FakeEncoder
+) -> None:
+    array = vectors(3)
+    documents = [Document(text, f"k{n}", vector=array[n]) for n, text in enumerate(["", " ", "\n"])]
+    for document in documents:
+        with Index.build(tmp_path / "index", [document], encoder, overwrite=True) as index:
+            with pytest.raises(
+                InputError, match=f"document {document.id}: the index holds its vector without a text"
+            ):
+                index.reembed(FakeEncoder("other"))
+            assert index.verify(sample=1)["encoded"] == 0
+
+
 def test_vectors_without_texts_are_not_encoded_again(tmp_path: Path, encoder: FakeEncoder) -> None:
     raw = faiss.IndexFlatIP(32)
     raw.add(vectors(20))

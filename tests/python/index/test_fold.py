@@ -33,7 +33,33 @@ def test_the_last_segments_are_folded_where_they_hold_eight_times_the_largest() 
     assert fold._foldable([40, 8, *[1] * 7]) == 0
     assert fold._foldable([*[8] * 7, *[1] * 8]) == 15
     assert fold._foldable([1] * 30) == 30
-    assert fold._foldable([2000] * 8) == 0  # an addition would wait too long
+    assert fold._foldable([2000] * 64) == 0  # an addition would wait too long
+
+
+def test_segments_of_any_size_are_folded_once_they_are_many() -> None:
+    assert fold._foldable([2000] * 65) == 65
+    assert fold._foldable([900_000, *[2000] * 64]) == 64
+    assert fold._foldable([*[100_000] * 64, 3000, 1000]) == 0
+    rows, copied, most = [10], 0, 0
+    for _ in range(3000):  # as `fold_last` before each addition
+        if count := fold._foldable(rows):
+            copied += sum(rows[-count:])
+            rows[-count:] = [sum(rows[-count:])]
+        rows.append(2000)
+        most = max(most, len(rows))
+    assert most < 80 and copied < 2.5 * sum(rows)
+
+
+def test_an_addition_to_many_large_segments_folds_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fold, "_MOST_ROWS", 4)
+    monkeypatch.setattr(fold, "_MANY", 6)
+    with _index(tmp_path / "index") as index:
+        for number in range(7):
+            index.add([Document(f"text {number} {part}", f"new{number}-{part}") for part in range(5)])
+        assert _sizes(index) == [40, 30, 5]
+        assert index.search("text 3 2", k=1)[0][0].id == "new3-2"
 
 
 @pytest.mark.parametrize("factory", ["Flat", "auto-int8"])

@@ -256,6 +256,7 @@ def test_a_relative_path_is_that_of_the_folder_where_it_was_given(
     monkeypatch.chdir(tmp_path)
     with Index.build("index", ["a"], encoder) as index, Index.open("index", encoder) as other:
         monkeypatch.chdir("elsewhere")
+        assert other.verify() == index.verify()
         index.add([Document("b", "b")])
         assert other.refresh() and len(other) == 2
         assert index.path == tmp_path / "index"

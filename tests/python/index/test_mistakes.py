@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,30 @@ def test_a_factory_that_turns_out_too_large(here: Path, capsys: pytest.CaptureFi
         Index.build("index", iter(TEXTS), FakeEncoder(), factory="IVF1000,Flat")
     with Index.build("index", iter(TEXTS), FakeEncoder(), factory="IVF2,Flat") as index:
         assert index.info()["factory"] == "IVF2,Flat"
+
+
+@pytest.mark.parametrize(
+    ("error", "of_the_index"),
+    [
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "texts/a.txt"), False),
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), False),
+        (PermissionError(errno.EACCES, "Permission denied", "index/LOCK"), True),
+        (OSError(errno.ENOSPC, "No space left on device", "/tmp/other"), True),
+    ],
+)
+def test_an_error_of_the_callers_documents_stays_as_it_is(
+    here: Path, encoder: FakeEncoder, error: OSError, of_the_index: bool
+) -> None:
+    def documents() -> Iterator[str]:
+        yield "a cat"
+        raise error
+
+    with pytest.raises(BuildError if of_the_index else OSError) as raised:
+        Index.build("index", documents(), encoder)
+    if of_the_index:
+        assert str(raised.value).startswith(f"index: the build failed and was undone: {error.strerror}")
+    else:
+        assert raised.value is error
 
 
 @pytest.mark.parametrize("change", ["build", "add", "delete", "compact"])

@@ -603,8 +603,9 @@ def test_the_peak_stays_below_the_bound(tmp_path: Path, factory: str, parts: int
     assert float(right) > 0.95
 
 
+@pytest.mark.parametrize("long", ["text", "metadata"])
 @pytest.mark.parametrize("change", ["add", "upsert"])
-def test_few_long_texts_are_held_at_once(tmp_path: Path, change: str) -> None:
+def test_few_long_documents_are_held_at_once(tmp_path: Path, change: str, long: str) -> None:
     class Measured(FakeEncoder):
         peak = 0
 
@@ -614,21 +615,25 @@ def test_few_long_texts_are_held_at_once(tmp_path: Path, change: str) -> None:
 
     def documents() -> Iterator[Document]:
         tracemalloc.start()  # not before: a manifest is read into a buffer of 64 MiB
-        for number in range(20):
-            yield Document(f"{number}{'':1000000}", f"d{number}")
+        for number in range(40):
+            content = f"{number}{'':1000000}"
+            if long == "text":
+                yield Document(content, f"d{number}")
+            else:
+                yield Document(f"{number}", f"d{number}", {"page": content})
 
     encoder = Measured()
     with Index.build(tmp_path / "index", ["a"], encoder) as index:
         encoder.peak = 0
         try:
             getattr(index, change)(documents())
-            assert 0 < encoder.peak < 12_000_000  # of 20 million characters
+            assert 0 < encoder.peak < 16_000_000  # of 40 million characters
             tracemalloc.reset_peak()
             assert (
                 sum(len(stored) for segment in index.generation.segments for stored, _ in segment.scan())
-                == 21
+                == 41
             )
-            assert tracemalloc.get_traced_memory()[1] < 12_000_000
+            assert tracemalloc.get_traced_memory()[1] < 16_000_000
         finally:
             tracemalloc.stop()
 
