@@ -21,7 +21,7 @@ from ..storage.faiss_part import bits_of
 from ..storage.generation import Generation
 from ..storage.ids import Ids
 from ..storage.layout import Writer
-from ..storage.manifest import IDS_FILE, Manifest, Raw, SegmentEntry
+from ..storage.manifest import IDS_FILE, Manifest, Raw, ReadingEntry, SegmentEntry
 from ..words.languages import AUTO, NONE
 from .segment import remove_all_but
 from .settings import BuildSettings, Mode
@@ -84,11 +84,21 @@ def again(manifest: Manifest, encoder: TextEncoder, settings: BuildSettings) -> 
         metric=manifest.metric,
         kept=fresh.kept if automatic else manifest.kept,
         root=manifest.root,
-        reading=manifest.reading,
+        reading=_read_again(manifest, fresh),
         passages=manifest.passages,
         language=manifest.language,
         built=manifest.built,
     )
+
+
+def _read_again(manifest: Manifest, fresh: Manifest) -> ReadingEntry | None:
+    """How ``sync`` reads the files of an index that is encoded again: not, if vectors in them are of another model."""
+    reading = manifest.reading
+    if reading is None or reading.vector_field is None or reading.alone is not None:
+        return reading
+    if fresh.encoder.fingerprint == manifest.encoder.fingerprint:
+        return reading
+    return replace(reading, alone="--vector-field, and encoded again with another model")
 
 
 def dated(manifest: Manifest, generation: int) -> Manifest:

@@ -148,7 +148,7 @@ class ReadingEntry:
     """How ``embedkit-index build`` read its files, which ``sync`` does too; named as its options.
 
     ``alone`` is what ``sync`` cannot follow, if there is something: ``--dedup``, ``--vectors``, inputs other than one
-    folder.
+    folder, what `reembed` and `merge` make of an index.
     """
 
     include: tuple[str, ...] = ()
