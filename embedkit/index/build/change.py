@@ -23,7 +23,7 @@ from ..storage.filters import Where
 from ..storage.generation import Generation, open_generation
 from ..storage.journal import read_journal
 from ..storage.layout import SEGMENTS_FOLDER, TOMBSTONES_FOLDER, Writer, current_name
-from ..storage.manifest import Manifest, Raw, SegmentEntry
+from ..storage.manifest import Manifest, Raw, ReadingEntry, SegmentEntry
 from ..storage.search_parameters import SearchParameters
 from ..words.languages import check_language
 from .fold import copy_segments
@@ -230,7 +230,7 @@ def _merge(target: Path, sources: Sequence[Path]) -> int:
                 ),
             ),
             root=_only(one.manifest.root for one in generations),
-            reading=_only(one.manifest.reading for one in generations),
+            reading=_reading([one.manifest.reading for one in generations]),
             built=None,
         )
         writer.publish(dated(manifest, writer.generation), folders)
@@ -240,6 +240,13 @@ def _merge(target: Path, sources: Sequence[Path]) -> int:
 def _only(values: Iterable[_T]) -> _T | None:
     distinct = set(values)
     return distinct.pop() if len(distinct) == 1 else None
+
+
+def _reading(readings: Sequence[ReadingEntry | None]) -> ReadingEntry | None:
+    """How ``sync`` reads the files of indexes that are merged: as it did, or not at all."""
+    if len(set(readings)) == 1:
+        return readings[0]
+    return ReadingEntry(alone="merge, of indexes whose files were not read alike")
 
 
 def _check_alike(first_path: Path, first: Manifest, path: Path, manifest: Manifest) -> None:
