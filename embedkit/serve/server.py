@@ -49,7 +49,7 @@ class _Server(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
-    """A listening socket for each address that ``host`` has here, so that a port in use is found before any model is loaded.
+    """A listening socket for each address that ``host`` has here, so that one in use is found before a model loads.
 
     Raises:
         OSError: no address is of this machine, or one is in use; a `socket.gaierror` if ``host`` is unknown.
