@@ -113,6 +113,12 @@ def test_import_and_export(index: str, capsys: pytest.CaptureFixture[str]) -> No
     assert done(capsys, "import", "out.faiss", "x.jsonl", "-o", "back") == "back: 20 documents imported"
     with Index.open("back", FakeEncoder()) as back:
         assert back.search("text number 4", k=1)[0][0].id == "k4"
+    ignored = ["import", "out.faiss", "-o", "bare", "--text-field", "nosuch"]
+    assert "--text-field and --id-field say how INPUT is read" in done(capsys, *ignored, code=2)
+    done(capsys, *ignored[:4])
+    assert done(capsys, "verify", "bare").endswith(
+        "verified; none encoded again: no text is stored beside its vector"
+    )
     vectors = faiss.read_index("out.faiss").reconstruct_n(0, 20)
     numbered = faiss.IndexIDMap2(faiss.IndexFlatIP(vectors.shape[1]))
     numbered.add_with_ids(vectors, np.arange(100, 120))
