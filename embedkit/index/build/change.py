@@ -162,7 +162,9 @@ def compact(
             return False
         if factory is not None and factory != manifest.factory:
             kept: Raw = "none" if faiss_index.is_codes_alone(factory) else manifest.kept
-            manifest = replace(manifest, factory=factory, kept=kept)
+            manifest = replace(
+                manifest, factory=factory, kept=kept, factory_given=factory != faiss_index.AUTO
+            )
         if manifest.kept == "none" and not faiss_index.can_read_back(manifest.factory):
             manifest = replace(manifest, kept="int8")
         if factory is not None:  # they were measured on a different kind of index

@@ -71,12 +71,13 @@ def new_manifest(encoder: TextEncoder, settings: BuildSettings) -> Manifest:
         passages=None if settings.passages is None else str(settings.passages),
         max_length=own_max_length(encoder),
         on_overflow=own_overflow(encoder),
+        factory_given=settings.factory != AUTO_FACTORY,
     )
 
 
 def again(manifest: Manifest, encoder: TextEncoder, settings: BuildSettings) -> Manifest:
     """The manifest of the same index with vectors of another ``encoder``; what was measured is dropped."""
-    automatic = manifest.factory in AUTOMATIC
+    automatic = manifest.factory in AUTOMATIC and not manifest.factory_given
     settings = replace(settings, factory=AUTO_FACTORY if automatic else manifest.factory, kept=None)
     fresh = new_manifest(encoder, settings)
     return replace(

@@ -178,6 +178,7 @@ class Manifest:
         max_length: of the encoder, if it is not the model's own.
         on_overflow: "window" if the encoder reads texts beyond that so; ``None``: they are cut.
         language: of the words; "auto": not known yet.
+        factory_given: ``factory`` is what was asked for, not "auto" or what a model has put in its place.
         built: the generation that ``build`` wrote; ``None``: by an earlier embedkit, or by another command.
     """
 
@@ -202,6 +203,7 @@ class Manifest:
     on_overflow: str | None = None
     language: str = AUTO
     built: int | None = None
+    factory_given: bool = False
 
     @property
     def filename(self) -> str:
@@ -372,6 +374,7 @@ class _Parser:
             on_overflow=self.overflow(data),
             language=AUTO if data.get("language") is None else self.language(data),
             built=self.optional_count(data, "built"),
+            factory_given=data.get("factory_given") is not None and self.field(data, "factory_given", bool),
         )
         if sum(segment.documents for segment in segments) != manifest.documents:
             raise _damaged(self.path, "the rows of the segments do not add up to 'documents'")
