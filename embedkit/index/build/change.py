@@ -234,6 +234,7 @@ def _merge(target: Path, sources: Sequence[Path]) -> int:
             root=_only(one.manifest.root for one in generations),
             reading=_reading([one.manifest.reading for one in generations]),
             built=None,
+            refuses_long=all(one.manifest.refuses_long for one in generations),
         )
         writer.publish(dated(manifest, writer.generation), folders)
         return manifest.documents

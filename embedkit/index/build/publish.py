@@ -13,7 +13,7 @@ import numpy as np
 
 from ...documents.passages import document_of
 from ..auto.stored import CHOICE_FILE, read_choice
-from ..encoder import TextEncoder, describe_encoder, own_max_length, own_overflow
+from ..encoder import TextEncoder, describe_encoder, own_max_length, own_overflow, refuses_long
 from ..errors import ResumeError
 from ..storage.faiss_index import AUTO as AUTO_FACTORY
 from ..storage.faiss_index import AUTOMATIC, Int64Array, is_codes_alone
@@ -71,6 +71,7 @@ def new_manifest(encoder: TextEncoder, settings: BuildSettings) -> Manifest:
         passages=None if settings.passages is None else str(settings.passages),
         max_length=own_max_length(encoder),
         on_overflow=own_overflow(encoder),
+        refuses_long=refuses_long(encoder),
         factory_given=settings.factory != AUTO_FACTORY,
     )
 
