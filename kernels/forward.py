@@ -71,9 +71,14 @@ class PackedEncoder(Packer):
 
         Raises:
             FileNotFoundError: the folder has no safetensors weights.
-            ValueError: a tensor is missing or has the wrong shape or type, or does not fit ``dtype``; or the GPU does
-                not support ``products``.
+            ValueError: a tensor is missing or has the wrong shape or type, or does not fit ``dtype``; the GPU does not
+                support ``products``; or the model is of a later family (`modern_forward`) or DeBERTa.
         """
+        if folder.config.keys() & {"gate", "norm_place"}:
+            raise ValueError(
+                f"{folder.transformer / 'config.json'}: {folder.architecture.family} models have another forward "
+                "pass: modern_forward.ModernEncoder"
+            )
         super().__init__(folder, dtype, device)
         config: dict[str, Any] = folder.config
         self._hidden_size = folder.hidden_size

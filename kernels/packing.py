@@ -49,11 +49,16 @@ class Packer:
         """Of the model in ``folder``, for batches on ``device``.
 
         Raises:
-            ValueError: ``dtype`` is none of `FLOATS`, or the model's heads are too large.
+            ValueError: ``dtype`` is none of `FLOATS`, or the model's heads are too large, or it has DeBERTa's attention.
         """
         if dtype not in FLOATS:
             raise ValueError(f"dtype must be float32, float16 or bfloat16, not {dtype}")
         config: dict[str, Any] = folder.config
+        if config.get("position_buckets"):
+            raise ValueError(
+                f"{folder.transformer / 'config.json'}: {folder.architecture.family} models run on the CPU; use "
+                "device='cpu'"
+            )
         self._dtype = dtype
         self._heads = int(config["num_attention_heads"])
         self._eps = float(config["layer_norm_eps"])

@@ -57,7 +57,7 @@ def qk_norm_rope(
         x: (tokens, columns), contiguous, float32, float16 or bfloat16: each row has the queries of ``heads`` heads, the
             keys of ``key_heads``, and then the values.
         heads, key_heads: their numbers.
-        size: values of a head; even.
+        size: values of a head; even, unless there is nothing to do.
         tile_map: `attention_tiles` on the device; tokens outside the sequences are left as they are.
         rotary: rotary positions; they must reach the longest sequence, which is not checked.
         norm: (2, size) float32, weights of the RMS norms of a query and of a key.
@@ -69,6 +69,8 @@ def qk_norm_rope(
     columns = (heads + key_heads) * size
     if x.ndim != 2 or x.shape[1] < columns or not x.is_contiguous():
         raise ValueError(f"x must be contiguous (tokens, {columns} or more), not {tuple(x.shape)}")
+    if len(x) == 0 or (rotary is None and norm is None):
+        return  # whatever the size of the heads, which may be odd without positions
     if size % 2 or not 2 <= size <= 256:
         raise ValueError(f"heads of {size} values; the kernel supports even sizes from 2 to 256")
     if size == 2 and rotary is not None and rotary.trained:
@@ -93,8 +95,6 @@ def qk_norm_rope(
     block = tile_map.shape[1] - HEADER
     if rotary is not None and rotary.trained and rotary.trained < block:
         raise ValueError(f"rotary.trained {rotary.trained} is below a tile of {block} tokens")
-    if len(x) == 0 or (rotary is None and norm is None):
-        return
     with device_of(x):
         forward[(len(tile_map) * triton.cdiv(heads + key_heads, _GROUP),)](
             x, tile_map, cos, sin, speed, norm, eps, 1.0 if rotary is None else rotary.stretch,

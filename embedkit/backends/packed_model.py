@@ -56,11 +56,6 @@ class PackedModel:
             ValueError: a tensor is missing, or has the wrong shape or values beyond the precision; or the device
                 does not support the precision.
         """
-        if folder.config.get("position_buckets"):
-            raise ValueError(
-                f"{folder.transformer / 'config.json'}: {folder.architecture.family} models run on the CPU; use "
-                "device='cpu'"
-            )
         dtype = DTYPES[precision]
         products: Any = precision if precision in ("fp8", "int8") else None
         self.hidden = encoder_class(folder)(folder, dtype=dtype, products=products, device=device)

@@ -37,7 +37,16 @@ from .common import (
     show,
     size,
 )
-from .outcome import Skipped, build_settings, check_choice, counted, explained, show_choice, truncated
+from .outcome import (
+    OTHER_INPUTS,
+    Skipped,
+    build_settings,
+    check_choice,
+    counted,
+    explained,
+    show_choice,
+    truncated,
+)
 from .terminal import ProgressBar, printable
 from .tune import add_plot, add_target
 
@@ -369,7 +378,7 @@ def _not_followed(arguments: argparse.Namespace, *, whole: bool) -> str | None:
     """What makes the index one that ``sync`` cannot follow."""
     if arguments.vectors or arguments.dedup:
         return "--vectors" if arguments.vectors else "--dedup"
-    return None if whole else "other inputs than one folder, the root of its file names"
+    return None if whole else OTHER_INPUTS
 
 
 def _strange(encoder: TextEncoder) -> str:

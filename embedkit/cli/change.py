@@ -178,9 +178,11 @@ def _verify(arguments: argparse.Namespace) -> int:
         if arguments.sample:
             load_index_encoder(index)
         found = index.verify(arguments.sample)
-    agreement = (
-        f"; {found['encoded']} encoded again, cosine ≥ {found['agreement']:.4f}" if "encoded" in found else ""
-    )
+    agreement = ""
+    if found.get("encoded"):
+        agreement = f"; {found['encoded']} encoded again, cosine ≥ {found['agreement']:.4f}"
+    elif "encoded" in found:
+        agreement = "; none encoded again: no text is stored beside its vector"
     show(
         f"{printable(arguments.index)}: {plural(found['files'], 'file')} and "
         f"{plural(found['documents'], 'document')} verified{agreement}"
@@ -222,6 +224,10 @@ def _info(arguments: argparse.Namespace) -> int:
 
 def _import(arguments: argparse.Namespace) -> int:
     documents = None
+    if not arguments.documents and (arguments.text_field != "text" or arguments.id_field is not None):
+        raise CommandError(
+            EXIT_USAGE, "--text-field and --id-field say how INPUT is read; name its files, too"
+        )
     if arguments.documents:
         documents = Corpus(
             arguments.documents,

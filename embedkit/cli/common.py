@@ -189,7 +189,12 @@ def byte_size(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r}: invalid size; expected e.g. 2GB, 512MB or 1.5GiB")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    value = float(match[1]) * _UNITS[match[2].lower()]
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: a size is at least 1 byte")
+    if value >= 2**63:  # also infinity, of hundreds of digits
+        raise argparse.ArgumentTypeError(f"{text!r:.40}: a size is less than 2**63 bytes")
+    return int(value)
 
 
 def add_index_model(command: argparse.ArgumentParser) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import __version__
+from ..files import expanded
 from .common import EXIT_OK, Parser, run, show
 from .terminal import printable
 
@@ -83,7 +84,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _folder(text: str) -> Path:
-    return Path(text).expanduser()
+    try:
+        return expanded(text)
+    except FileNotFoundError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _open(model: str) -> Encoder:

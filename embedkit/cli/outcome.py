@@ -18,7 +18,19 @@ from ..index.storage.layout import current_name
 from .common import EXIT_USAGE, CommandError, complain, plural, show
 from .interrupts import exit_code
 
-__all__ = ["Skipped", "build_settings", "check_choice", "counted", "explained", "show_choice", "truncated"]
+__all__ = [
+    "OTHER_INPUTS",
+    "Skipped",
+    "build_settings",
+    "check_choice",
+    "counted",
+    "explained",
+    "show_choice",
+    "truncated",
+]
+
+OTHER_INPUTS = "other inputs than one folder, the root of its file names"
+"""What `sync` cannot follow; see `ReadingEntry`."""
 
 _REPORTED = 20  # unusable documents shown one by one; further ones are only counted
 

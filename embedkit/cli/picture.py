@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ..arguments import check_positive
-from ..documents.folders import index_around
 from ..index import Index
 from ..index.figure import FORMATS, check_file, check_plot
 from ..index.picture import make_picture, write_page, write_plot
@@ -55,10 +54,6 @@ def add_commands(commands: Any) -> None:
 
 
 def _map(arguments: argparse.Namespace) -> int:
-    if (around := index_around(arguments.output)) is not None:
-        raise CommandError(
-            EXIT_USAGE, f"{arguments.output} lies in the folder of the index {around}; name a file elsewhere"
-        )
     page = arguments.output.lower().endswith((".html", ".htm"))
     try:
         if page:

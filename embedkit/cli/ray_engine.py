@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from dataclasses import replace
 from functools import partial
@@ -11,7 +12,7 @@ from ..arguments import check_positive
 from ..index import Index
 from ..index.storage.manifest import ReadingEntry
 from .common import EXIT_OK, EXIT_USAGE, CommandError, in_time, integer, plural, show, size
-from .outcome import Skipped, build_settings, explained, show_choice
+from .outcome import OTHER_INPUTS, Skipped, build_settings, explained, show_choice
 from .terminal import ProgressBar, printable
 
 __all__ = ["add_options", "build", "check_options"]
@@ -89,6 +90,7 @@ def build(arguments: argparse.Namespace) -> int:
     path = arguments.output
     begin = time.perf_counter()
     skipped = Skipped(arguments.on_error)
+    whole = len(arguments.inputs) == 1 and os.path.isdir(arguments.inputs[0])
     kept = arguments.shards or f"{path}.shards"
     left = f"finished shards are kept in {kept}, and the same command resumes from there"
     with (
@@ -109,7 +111,11 @@ def build(arguments: argparse.Namespace) -> int:
             ),
             settings=replace(
                 build_settings(arguments, skipped.on_error),
-                reading=ReadingEntry(text_field=arguments.text_field, id_field=arguments.id_field),
+                reading=ReadingEntry(
+                    text_field=arguments.text_field,
+                    id_field=arguments.id_field,
+                    alone=None if whole else OTHER_INPUTS,
+                ),
             ),
             text_field=arguments.text_field,
             id_field=arguments.id_field,

@@ -168,7 +168,7 @@ def _reembed(arguments: argparse.Namespace) -> int:
             arguments.threads,
             arguments.device,
             max_length=built.max_length if length is None else length,
-            on_overflow=overflow or built.on_overflow,
+            on_overflow=overflow or ("error" if built.refuses_long else built.on_overflow),
         )
         before = index.info()["model"]
         written = index.reembed(

@@ -182,6 +182,7 @@ def find_files(
     files = Files()
     patterns = patterns or Patterns()
     tops: list[str] = []
+    unnamed = {STDIN}
     for given in inputs:
         item = os.fspath(given)
         if item == STDIN:
@@ -221,7 +222,10 @@ def find_files(
             tops.append(_plain_part(item))
         else:
             files.paths.append(item)
-            tops.append(os.path.dirname(item))
+            if _is_descriptor(item):
+                unnamed.add(item)
+            else:
+                tops.append(os.path.dirname(item))
     if not named_by_root:
         files.names = names_of(files.paths)
         return files
@@ -231,7 +235,7 @@ def find_files(
         files.root = os.path.commonpath([os.path.realpath(top or os.curdir) for top in tops])
     files.whole = len(inputs) == 1 and os.path.isdir(inputs[0]) and os.path.realpath(inputs[0]) == files.root
     files.names = [
-        path if path == STDIN or files.root is None else _below(path, files.root) for path in files.paths
+        path if path in unnamed or files.root is None else _below(path, files.root) for path in files.paths
     ]
     if (
         root is not None
@@ -244,6 +248,12 @@ def find_files(
             "--root FOLDER, or embedkit-index sync --moved",
         )
     return files
+
+
+def _is_descriptor(path: str) -> bool:
+    """Whether it names an open file of this process, as a shell's ``<(command)`` does: no folder of a later one."""
+    folder = os.path.dirname(path)
+    return "\0" not in folder and os.path.realpath(folder or os.curdir) == os.path.realpath("/dev/fd")
 
 
 def _plain_part(pattern: str) -> str:

@@ -27,6 +27,7 @@ __all__ = [
     "own_max_length",
     "own_overflow",
     "query_steps",
+    "refuses_long",
     "trial_of",
 ]
 
@@ -86,13 +87,16 @@ def opened(
 ) -> TextEncoder:
     """``encoder``, or the one of a path or name; ``None`` is the built-in model.
 
-    One that is loaded here reads long texts as that of the index ``like`` does.
+    One that is loaded here reads long texts as that of the index ``like`` does, or refuses them as its build did.
     """
     if encoder is not None and not isinstance(encoder, (str, os.PathLike)):
         return encoder
     from .. import Encoder
 
-    return Encoder(encoder, threads=threads, **({} if like is None else _lengths(like)))
+    options = {} if like is None else _lengths(like)
+    if like is not None and like.refuses_long:
+        options["on_overflow"] = "error"
+    return Encoder(encoder, threads=threads, **options)
 
 
 def _lengths(manifest: Manifest) -> dict[str, Any]:
@@ -114,6 +118,11 @@ def own_max_length(encoder: TextEncoder) -> int | None:
 def own_overflow(encoder: TextEncoder) -> str | None:
     """``"window"`` if that is how the encoder reads texts beyond its maximum, which changes their vectors."""
     return "window" if encoder.describe().get("on_overflow") == "window" else None
+
+
+def refuses_long(encoder: TextEncoder) -> bool:
+    """Whether the encoder refuses texts beyond its maximum."""
+    return encoder.describe().get("on_overflow") == "error"
 
 
 def trial_of(encoder: TextEncoder) -> TextEncoder:

@@ -8,6 +8,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..documents.folders import index_around
 from ..files import write_atomically
 
 if TYPE_CHECKING:
@@ -21,12 +22,17 @@ MARKERS = "osD^vP*Xph"
 
 
 def check_file(path: str | os.PathLike[str]) -> None:
-    """Raise ValueError if no file can be written at ``path``: its folder does not exist, or it is a folder itself."""
+    """Raise ValueError if no file can be written at ``path``.
+
+    Its folder does not exist or is an index's, or it is a folder itself.
+    """
     file = Path(path)
     if file.is_dir():
         raise ValueError(f"{file} is a folder; name a file in it")
     if not file.parent.is_dir():
         raise ValueError(f"{file}: there is no folder {file.parent}; make it first, or name another file")
+    if (index := index_around(file)) is not None:
+        raise ValueError(f"{file} lies in the folder of the index {index}; name a file elsewhere")
 
 
 def check_plot(path: str | os.PathLike[str]) -> None:
@@ -34,7 +40,7 @@ def check_plot(path: str | os.PathLike[str]) -> None:
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: the file name does not end in one of `FORMATS`, or its folder does not exist.
+        ValueError: the file name does not end in one of `FORMATS`, or its folder does not exist or is an index's.
     """
     if not str(path).endswith(FORMATS):
         raise ValueError(f"a plot's file name must end in {', '.join(FORMATS)}, not {os.fspath(path)!r}")

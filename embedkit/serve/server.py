@@ -25,6 +25,7 @@ from .state import State
 
 __all__ = ["bind", "is_local", "run"]
 
+_BACKLOG = 1024  # connections that wait to be accepted, also while models are loaded
 _OTHER_FILES = 256  # that are open beside the connections, such as an index's
 _SWITCH_SECONDS = 0.0005  # a worker thread waits this long for the interpreter, rather than 5 ms
 
@@ -48,7 +49,7 @@ class _Server(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
-    """A socket for each address that ``host`` has here, so that a port in use is found before any model is loaded.
+    """A listening socket for each address that ``host`` has here, so that one in use is found before a model loads.
 
     Raises:
         OSError: no address is of this machine, or one is in use; a `socket.gaierror` if ``host`` is unknown.
@@ -89,6 +90,7 @@ def _bound(family: int, address: tuple[Any, ...], port: int, several: bool) -> s
         if several and family == socket.AF_INET6:
             made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # IPv4 has a socket of its own
         made.bind((address[0], port, *address[2:]))
+        made.listen(_BACKLOG)  # until then another process may bind the port, too
     except OSError:
         made.close()
         raise
@@ -166,7 +168,7 @@ def _run(
         proxy_headers=False,
         timeout_keep_alive=limits.keep_alive,  # type: ignore[arg-type]  # it goes to loop.call_later
         timeout_graceful_shutdown=drain,  # type: ignore[arg-type]  # and this to asyncio.wait_for
-        backlog=1024,
+        backlog=_BACKLOG,
     )
     sys.setswitchinterval(_SWITCH_SECONDS)
     gc.collect()

@@ -208,6 +208,8 @@ def test_files_of_several_folders_are_named_as_in_a_local_build(
         assert "b/x.jsonl:3" in built
     assert_same(tmp_path / "cluster", contents(tmp_path / "alone"))
     assert main(["sync", "corpus", "cluster"]) == 0
+    assert main(["build", "corpus/a/x.jsonl", "-o", "one", "--engine", "ray"]) == 0
+    assert main(["sync", "corpus/a", "one"]) == 2  # of one file
 
 
 def test_the_digest_knows_how_files_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

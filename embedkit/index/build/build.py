@@ -358,7 +358,7 @@ def _stored(
     """Read, check, cut and store: yields the documents to encode, in chunks of bounded size."""
     store = staging.documents
     adding_to = job.base if job.mode == "add" else None
-    check_length = length_check(job.encoder, job.mode)
+    check_length = length_check(job.encoder, job.mode, refused=job.manifest.refuses_long)
     chunk = Chunk(limit=pace.characters)
     for pieces, taken in with_taken(filtered.pieces(_pieces(job, documents, filtered)), adding_to):
         for number, document in enumerate(pieces):

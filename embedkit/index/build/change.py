@@ -24,7 +24,7 @@ from ..storage.generation import Generation, open_generation
 from ..storage.ids import shared_id
 from ..storage.journal import read_journal
 from ..storage.layout import SEGMENTS_FOLDER, TOMBSTONES_FOLDER, Writer, current_name
-from ..storage.manifest import Manifest, Raw, SegmentEntry
+from ..storage.manifest import Manifest, Raw, ReadingEntry, SegmentEntry
 from ..storage.search_parameters import SearchParameters
 from ..words.languages import check_language
 from .fold import copy_segments
@@ -163,7 +163,9 @@ def compact(
             return False
         if factory is not None and factory != manifest.factory:
             kept: Raw = "none" if faiss_index.is_codes_alone(factory) else manifest.kept
-            manifest = replace(manifest, factory=factory, kept=kept)
+            manifest = replace(
+                manifest, factory=factory, kept=kept, factory_given=factory != faiss_index.AUTO
+            )
         if manifest.kept == "none" and not faiss_index.can_read_back(manifest.factory):
             manifest = replace(manifest, kept="int8")
         if factory is not None:  # they were measured on a different kind of index
@@ -229,8 +231,9 @@ def _merge(target: Path, sources: Sequence[Path]) -> int:
                 ),
             ),
             root=_only(one.manifest.root for one in generations),
-            reading=_only(one.manifest.reading for one in generations),
+            reading=_reading([one.manifest.reading for one in generations]),
             built=None,
+            refuses_long=all(one.manifest.refuses_long for one in generations),
         )
         writer.publish(dated(manifest, writer.generation), folders)
         return manifest.documents
@@ -239,6 +242,13 @@ def _merge(target: Path, sources: Sequence[Path]) -> int:
 def _only(values: Iterable[_T]) -> _T | None:
     distinct = set(values)
     return distinct.pop() if len(distinct) == 1 else None
+
+
+def _reading(readings: Sequence[ReadingEntry | None]) -> ReadingEntry | None:
+    """How ``sync`` reads the files of indexes that are merged: as it did, or not at all."""
+    if len(set(readings)) == 1:
+        return readings[0]
+    return ReadingEntry(alone="merge, of indexes whose files were not read alike")
 
 
 def _check_alike(first_path: Path, first: Manifest, path: Path, manifest: Manifest) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from ...documents.document import Document, check_document, json_type
 from ...documents.errors import InputError
 from ...documents.passages import document_of
-from ..encoder import TextEncoder
+from ..encoder import TextEncoder, refuses_long
 from ..storage.faiss_index import Float32Array
 from ..storage.generation import Generation
 from ..storage.segment import CHARACTERS_AT_ONCE
@@ -131,14 +131,15 @@ def given_vector(document: Document, dimension: int) -> Float32Array | None:
     return vector
 
 
-def length_check(encoder: TextEncoder, mode: Mode) -> Callable[[Document], None]:
+def length_check(encoder: TextEncoder, mode: Mode, *, refused: bool = False) -> Callable[[Document], None]:
     """The check for texts that ``encoder`` would refuse as too long, before they are stored and sent to it in chunks.
 
-    It raises InputError, which names the document and what to do in the command ``mode``.
+    It raises InputError, which names the document and what to do in the command ``mode``. ``refused``: the index takes
+    no such texts, though its encoder, which reads queries as well, would cut them.
     """
     from ...encoder import Encoder
 
-    if not isinstance(encoder, Encoder) or encoder.describe()["on_overflow"] != "error":
+    if not isinstance(encoder, Encoder) or not (refused or refuses_long(encoder)):
         return lambda document: None
 
     def check(document: Document) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...documents.passages import document_of
 from ..auto.stored import CHOICE_FILE, read_choice
-from ..encoder import TextEncoder, describe_encoder, own_max_length, own_overflow
+from ..encoder import TextEncoder, describe_encoder, own_max_length, own_overflow, refuses_long
 from ..errors import ResumeError
 from ..storage.faiss_index import AUTO as AUTO_FACTORY
 from ..storage.faiss_index import AUTOMATIC, Int64Array, is_codes_alone
@@ -21,7 +21,7 @@ from ..storage.faiss_part import bits_of
 from ..storage.generation import Generation
 from ..storage.ids import Ids
 from ..storage.layout import Writer
-from ..storage.manifest import IDS_FILE, Manifest, Raw, SegmentEntry
+from ..storage.manifest import IDS_FILE, Manifest, Raw, ReadingEntry, SegmentEntry
 from ..words.languages import AUTO, NONE
 from .segment import remove_all_but
 from .settings import BuildSettings, Mode
@@ -71,12 +71,14 @@ def new_manifest(encoder: TextEncoder, settings: BuildSettings) -> Manifest:
         passages=None if settings.passages is None else str(settings.passages),
         max_length=own_max_length(encoder),
         on_overflow=own_overflow(encoder),
+        refuses_long=refuses_long(encoder),
+        factory_given=settings.factory != AUTO_FACTORY,
     )
 
 
 def again(manifest: Manifest, encoder: TextEncoder, settings: BuildSettings) -> Manifest:
     """The manifest of the same index with vectors of another ``encoder``; what was measured is dropped."""
-    automatic = manifest.factory in AUTOMATIC
+    automatic = manifest.factory in AUTOMATIC and not manifest.factory_given
     settings = replace(settings, factory=AUTO_FACTORY if automatic else manifest.factory, kept=None)
     fresh = new_manifest(encoder, settings)
     return replace(
@@ -84,11 +86,21 @@ def again(manifest: Manifest, encoder: TextEncoder, settings: BuildSettings) -> 
         metric=manifest.metric,
         kept=fresh.kept if automatic else manifest.kept,
         root=manifest.root,
-        reading=manifest.reading,
+        reading=_read_again(manifest, fresh),
         passages=manifest.passages,
         language=manifest.language,
         built=manifest.built,
     )
+
+
+def _read_again(manifest: Manifest, fresh: Manifest) -> ReadingEntry | None:
+    """How ``sync`` reads the files of an index that is encoded again: not, if vectors in them are of another model."""
+    reading = manifest.reading
+    if reading is None or reading.vector_field is None or reading.alone is not None:
+        return reading
+    if fresh.encoder.fingerprint == manifest.encoder.fingerprint:
+        return reading
+    return replace(reading, alone="--vector-field, and encoded again with another model")
 
 
 def dated(manifest: Manifest, generation: int) -> Manifest:

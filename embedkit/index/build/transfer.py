@@ -285,10 +285,14 @@ def _rows(
     return [by_id[document_id] for document_id in wanted]
 
 
+def _exists(path: Path) -> IndexExistsError:
+    return IndexExistsError(f"{path}: already exists; name another file")
+
+
 def _check_target(path: Path) -> None:
     """Refuse to write ``path`` where something is, or where no folder is."""
     if os.path.lexists(path):
-        raise IndexExistsError(f"{path}: already exists; name another file")
+        raise _exists(path)
     if not path.absolute().parent.is_dir():
         raise InputError(str(path), f"there is no folder {path.absolute().parent}")
     if (index := index_around(path)) is not None:
@@ -296,11 +300,22 @@ def _check_target(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _removed_on_failure(*paths: Path) -> Iterator[None]:
+def _taken(*paths: Path) -> Iterator[None]:
+    """Empty files at ``paths``, to be replaced; removed on failure.
+
+    Another process may have made such a file since `_check_target`: that is neither replaced nor removed.
+    """
+    taken: list[Path] = []
     try:
+        for path in paths:
+            try:
+                path.touch(exist_ok=False)
+            except FileExistsError:
+                raise _exists(path) from None
+            taken.append(path)
         yield
     except BaseException:
-        for path in paths:
+        for path in taken:
             path.unlink(missing_ok=True)
         raise
 
@@ -340,7 +355,6 @@ def export_faiss_file(root: Path, path: Path, settings: BuildSettings, report: R
     _check_target(ids_path)
     with (
         change_errors(path, "the export"),
-        _removed_on_failure(path, ids_path),
         contextlib.closing(open_generation(root, lambda _: None, searches=True)) as base,
     ):
         rows = base.living_rows()
@@ -357,8 +371,9 @@ def export_faiss_file(root: Path, path: Path, settings: BuildSettings, report: R
             with (work / IDS_FILE).open("x", encoding="utf-8") as file:
                 for row in rows.tolist():
                     file.write(json.dumps(base.id(row), ensure_ascii=False) + "\n")
-            (work / VECTORS_FILE).rename(path)
-            (work / IDS_FILE).rename(ids_path)
+            with _taken(path, ids_path):
+                (work / VECTORS_FILE).replace(path)
+                (work / IDS_FILE).replace(ids_path)
         finally:
             shutil.rmtree(work, ignore_errors=True)
         return int(np.size(rows))
@@ -412,7 +427,8 @@ def export_parquet_file(root: Path, path: Path, report: Report | None = None) ->
                         writer.write_table(rows.make(documents, exported))
                         done += len(documents)
                         report(Progress("copy", done, total))
-            temporary.rename(path)
+            with _taken(path):
+                temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
         return done

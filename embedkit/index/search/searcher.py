@@ -155,7 +155,7 @@ class Searcher:
             "document_prompt": entry.document_prompt,
             "query_prompt": entry.query_prompt,
             "max_length": manifest.max_length,
-            "on_overflow": manifest.on_overflow,
+            "on_overflow": "error" if manifest.refuses_long else manifest.on_overflow,
             "root": manifest.root,
             "words": _words_of(generation),
             "generation": manifest.generation,

@@ -148,7 +148,7 @@ class ReadingEntry:
     """How ``embedkit-index build`` read its files, which ``sync`` does too; named as its options.
 
     ``alone`` is what ``sync`` cannot follow, if there is something: ``--dedup``, ``--vectors``, inputs other than one
-    folder.
+    folder, what `reembed` and `merge` make of an index.
     """
 
     include: tuple[str, ...] = ()
@@ -178,6 +178,8 @@ class Manifest:
         max_length: of the encoder, if it is not the model's own.
         on_overflow: "window" if the encoder reads texts beyond that so; ``None``: they are cut.
         language: of the words; "auto": not known yet.
+        refuses_long: texts beyond ``max_length`` are refused, not cut.
+        factory_given: ``factory`` is what was asked for, not "auto" or what a model has put in its place.
         built: the generation that ``build`` wrote; ``None``: by an earlier embedkit, or by another command.
     """
 
@@ -202,6 +204,8 @@ class Manifest:
     on_overflow: str | None = None
     language: str = AUTO
     built: int | None = None
+    refuses_long: bool = False
+    factory_given: bool = False
 
     @property
     def filename(self) -> str:
@@ -327,6 +331,9 @@ class _Parser:
     def optional_count(self, data: dict[str, Any], name: str, least: int = 1) -> int | None:
         return None if data.get(name) is None else self.count(data, name, least)
 
+    def flag(self, data: dict[str, Any], name: str) -> bool:
+        return data.get(name) is not None and self.field(data, name, bool)
+
     def raw(self, data: dict[str, Any], name: str) -> Raw:
         value = self.field(data, name, str)
         for known in RAW_KINDS:
@@ -372,6 +379,8 @@ class _Parser:
             on_overflow=self.overflow(data),
             language=AUTO if data.get("language") is None else self.language(data),
             built=self.optional_count(data, "built"),
+            refuses_long=self.flag(data, "refuses_long"),
+            factory_given=self.flag(data, "factory_given"),
         )
         if sum(segment.documents for segment in segments) != manifest.documents:
             raise _damaged(self.path, "the rows of the segments do not add up to 'documents'")

@@ -115,6 +115,8 @@ def test_the_home_folder_and_a_place_that_is_taken(
             main([command[0], "no model", "small", *command[1:]]) == 2
         )  # told before the model is looked for
         assert "small exists and is not empty" in capsys.readouterr().err
+    assert main(["convert", str(BUILTIN), "~nobody1/x", "--precision", "int8"]) == 2
+    assert "no such home folder" in capsys.readouterr().err
 
 
 def test_a_cross_encoder_is_not_converted(

@@ -325,3 +325,28 @@ def test_names_of_files_below_a_root_that_has_gone_are_refused(tmp_path: Path) -
     with pytest.raises(InputError, match="is not there; if it was moved, name it: --root FOLDER"):
         find_files([tmp_path / "new"], root=str(tmp_path / "old"))
     assert find_files([tmp_path / "new"], root=str(tmp_path / "new")).names == ["a.txt"]
+
+
+def test_a_file_of_a_descriptor_has_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a shell names the output of a command: ``build <(command)``."""
+    monkeypatch.chdir(tmp_path)
+    lines = '{"text": "one"}\n{"text": "two"}\n'
+    Path("more.jsonl").write_text(lines)
+    reader, writer = os.pipe()
+    os.write(writer, lines.encode())
+    os.close(writer)
+    try:
+        assert main(["build", f"/dev/fd/{reader}", "--format", "jsonl", "-o", "index"]) == 0
+    finally:
+        os.close(reader)
+    assert main(["add", "index", "more.jsonl"]) == 0, capsys.readouterr().err
+    with Index.open("index") as index:
+        assert index.generation.manifest.root is None
+        assert len(index) == 4
+    here = str(tmp_path)
+    assert find_files([f"/dev/fd/{reader}", "more.jsonl"], root=here).names == [
+        f"/dev/fd/{reader}",
+        "more.jsonl",
+    ]

@@ -16,6 +16,7 @@ from embedkit.index import (
     IndexExistsError,
     InputError,
 )
+from embedkit.index.build import transfer
 from embedkit.index.storage.manifest import Metric
 
 
@@ -289,3 +290,18 @@ def test_vectors_without_texts_are_not_encoded_again(tmp_path: Path, encoder: Fa
         with pytest.raises(InputError, match="holds its vector without a text"):
             index.reembed(encoder)
         assert index.search_vectors(vectors(20), 1)[1][:, 0].tolist() == list(range(20))
+
+
+@pytest.mark.parametrize("name", ["out.faiss", "out.faiss.ids.jsonl", "out.parquet"])
+def test_an_export_neither_replaces_nor_removes_what_another_has_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoder: FakeEncoder, name: str
+) -> None:
+    export = Index.export_parquet if name.endswith(".parquet") else Index.export_faiss
+    path = tmp_path / name.removesuffix(".ids.jsonl")
+    with Index.build(tmp_path / "index", ["one", "two"], encoder) as index:
+        monkeypatch.setattr(transfer, "_check_target", lambda target: None)  # it came after the check
+        (tmp_path / name).write_text("of another")
+        with pytest.raises(IndexExistsError, match="already exists; name another file"):
+            export(index, path)
+        assert (tmp_path / name).read_text() == "of another"
+        assert sorted(file.name for file in tmp_path.iterdir()) == ["index", name]

@@ -174,6 +174,19 @@ def test_what_is_asked_for_is_kept_beside_the_codes(tmp_path: Path) -> None:
         assert (index.info()["factory"], index.info()["kept"]) == ("SQ8", "none")
 
 
+def test_codes_that_were_asked_for_are_kept_by_another_model(tmp_path: Path) -> None:
+    documents = [Document(f"text {n}", str(n)) for n in range(50)]
+    with Index.build(tmp_path / "a", documents, FakeEncoder(), factory="auto-int8") as index:
+        index.reembed(FakeEncoder("other"))
+        assert (index.info()["factory"], index.info()["kept"]) == ("SQ8", "none")
+        index.reembed(InSixBits("third"))
+        assert index.info()["factory"] == "SQ8"
+    with Index.build(tmp_path / "b", documents, FakeEncoder()) as index:
+        assert index.compact(factory="auto-int6")
+        index.reembed(FakeEncoder("other"))
+        assert index.info()["factory"] == "SQ6"
+
+
 def test_eval_measures_what_build_makes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "docs.jsonl").write_text('{"id": "a", "text": "one"}\n{"id": "b", "text": "two"}\n', "utf-8")
     (tmp_path / "pairs.tsv").write_text("one\ta\n", "utf-8")

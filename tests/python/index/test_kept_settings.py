@@ -10,6 +10,7 @@ from fake_encoder import FakeEncoder
 from other_encoders import DIFFERENCES, otherwise
 
 from embedkit import Encoder
+from embedkit.cli.main import main
 from embedkit.index import BuildSettings, Document, Index, InputError, ModelMismatchError
 
 
@@ -49,6 +50,30 @@ def test_a_merged_index_follows_a_folder_that_all_of_it_is_of(
         Index.build_with(tmp_path / name, documents(name, 1), FakeEncoder(), settings).close()
     with Index.merge(tmp_path / "all", [tmp_path / "a", tmp_path / "b"]) as merged:
         assert merged.generation.manifest.root == (None if kept is None else str(tmp_path / kept))
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [(["--dedup", "exact"], "built with merge, of indexes"), ([], "built with other inputs than one folder")],
+)
+def test_a_merged_index_that_was_read_otherwise_than_sync_reads_is_not_synced(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    refused: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    for name in "abc":
+        Path("folder", f"{name}.txt").write_text(f"text of {name}\n")
+    assert main(["build", "folder/a.txt", "-o", "a", *options]) == 0
+    assert main(["build", "folder/b.txt", "-o", "b"]) == 0
+    assert main(["merge", "a", "b", "-o", "all"]) == 0
+    assert main(["sync", "folder", "all"]) == 2
+    assert refused in capsys.readouterr().err
+    with Index.open("all") as index:
+        assert len(index) == 2
 
 
 def test_what_was_measured_on_another_kind_of_index_is_dropped(tmp_path: Path) -> None:

@@ -166,6 +166,33 @@ def test_a_text_that_is_refused_is_named(
         assert len(index) == 2
 
 
+@pytest.mark.filterwarnings("ignore:.*longer than max_length")
+@pytest.mark.usefixtures("here")
+def test_an_index_that_took_no_long_text_takes_none_later(
+    make_model: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("texts").mkdir()
+    Path("texts/a.txt").write_text("today\nthe weather is lovely today\n")
+    Path("long.txt").write_text(f"{LONG * 9}\n")
+    model = ["--model", str(make_model())]
+    assert main(["build", "texts", "-o", "index", *model, "--on-overflow", "error"]) == 0
+    for command in ("add", "upsert"):
+        assert main([command, "index", "long.txt"]) == 2
+        assert "the text has" in capsys.readouterr().err
+    assert main(["reembed", "index", *model, "--max-length", "4"]) == 2
+    assert "the text has" in capsys.readouterr().err
+    with Index.open("index") as index:
+        assert len(index) == 2 and index.info()["on_overflow"] == "error"
+        assert len(index.search(LONG * 9, 1)[0]) == 1  # queries are cut
+        index.reembed(make_model(seed=1))
+        assert index.info()["on_overflow"] == "error"
+    Path("long.txt").rename("texts/b.txt")
+    assert main(["sync", "texts", "index"]) == 2
+    assert "the text has" in capsys.readouterr().err
+    assert main(["reembed", "index", *model, "--on-overflow", "truncate"]) == 0
+    assert main(["sync", "texts", "index"]) == 0
+
+
 def test_a_length_counts_as_the_encoder_counts(make_model: Callable[..., Path]) -> None:
     for limit in (9, 10, 64):
         encoder = Encoder(make_model(), on_overflow="error", max_length=limit)

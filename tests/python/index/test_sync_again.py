@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from fake_encoder import FakeEncoder
 from test_sync import WHOLE, built, held, write
 
+from embedkit import Encoder
 from embedkit.cli.main import main
 from embedkit.index import Index
 from embedkit.index.sync import sync
@@ -47,3 +50,26 @@ def test_an_index_with_another_model_is_read_as_it_was_built(
     assert main(["sync", "folder", "index"]) == 0
     with Index.open("index") as index:
         assert held(index) == {"x": "one"}
+
+
+def test_vectors_in_the_files_are_of_the_model_before(
+    make_model: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with Encoder(make_model()) as encoder:
+        columns = encoder.get_embedding_dimension()
+    record = {"id": "a", "text": "one", "v": [1.0, *[0.0] * (columns - 1)]}
+    write(tmp_path / "folder", {"a.jsonl": json.dumps(record) + "\n"})
+    first, other = str(make_model()), str(make_model(seed=1))
+    assert main(["build", "folder", "-o", "index", "--model", first, "--vector-field", "v"]) == 0
+    assert main(["reembed", "index", "--model", first]) == 0
+    assert main(["sync", "folder", "index"]) == 0
+    assert main(["reembed", "index", "--model", other]) == 0
+    assert main(["sync", "folder", "index"]) == 2
+    assert (
+        "--vector-field, and encoded again with another model, which sync cannot" in capsys.readouterr().err
+    )
+    assert main(["verify", "index"]) == 0

@@ -153,6 +153,9 @@ def test_the_command_tunes_plots_and_reports(
     out = capsys.readouterr().out
     assert "(chosen)" in out
     assert picture.read_bytes()[:4] == b"\x89PNG"
+    inside = str(inverted.path / "tune.png")
+    assert cli.main(["tune", str(inverted.path), "--target-recall", "0.9", "--plot", inside]) == 2
+    assert "lies in the folder of the index" in capsys.readouterr().err
     inverted.refresh()
     stored = inverted.info()["tuning"]["tuned"]["point"]["setting"]["nprobe"]
     assert f"nprobe {stored}  (chosen)" in out

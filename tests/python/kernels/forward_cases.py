@@ -14,8 +14,10 @@ import torch
 import transformers
 from embedkit.kernels.attention_tiles import max_attention_tiles
 from embedkit.kernels.forward import PackedEncoder
+from embedkit.kernels.modern_forward import ModernEncoder
 from embedkit.kernels.pool_project_normalize import pool_project_normalize
 from safetensors.numpy import load_file, save_file
+from tiny_families import tiny as tiny_family
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 from triton_harness import DEVICE, round_to_fp8
@@ -127,6 +129,20 @@ def test_bad_input_is_named(arguments: dict[str, Any], message: str, models: dic
     encoder = PackedEncoder(open_folder(models["bert"][0]), device=DEVICE)
     with pytest.raises(ValueError, match=message):
         encoder.pack(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "kind", "message"),
+    [
+        (PackedEncoder, "modernbert", "modernbert models have another .*modern_forward.ModernEncoder"),
+        (PackedEncoder, "t5", "t5 models have another forward pass"),
+        (PackedEncoder, "deberta", "deberta-v2 models run on the CPU"),
+        (ModernEncoder, "deberta", "deberta-v2 models run on the CPU"),
+    ],
+)
+def test_other_families_are_refused(encoder: Any, kind: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        encoder(open_folder(tiny_family(tmp_path, kind)), device=DEVICE)
 
 
 def test_types(models: dict[str, Any]) -> None:

@@ -47,7 +47,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma-causal": ("Gemma3TextConfig", {**GEMMA, "sliding_window": 9}),
     "eurobert": ("EuroBertConfig", DECODER),
     "t5": ("T5Config", T5),
-    "t5-gated": ("T5Config", {**T5, "feed_forward_proj": "gated-gelu"}),
+    "t5-gated": ("T5Config", {**T5, "d_kv": 13, "feed_forward_proj": "gated-gelu"}),
     "ernie": ("ErnieConfig", {**SHAPE, "use_task_id": True}),
     "electra": ("ElectraConfig", {**SHAPE, "embedding_size": 24}),
     "albert": ("AlbertConfig", {**SHAPE, "embedding_size": 24, "num_hidden_groups": 1}),

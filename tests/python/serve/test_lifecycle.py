@@ -21,6 +21,7 @@ from running_server import RunningServer
 
 from embedkit import Encoder
 from embedkit.cli.serve import main
+from embedkit.serve.server import bind
 
 MANY = [f"word{n % 97} and some others {n}" for n in range(1500)]
 
@@ -145,6 +146,8 @@ def test_wrong_options_end_it_before_it_listens(tmp_path: Path, capsys: pytest.C
         (["--host", ""], "argument --host: it is empty"),
         (["--allow-host", ""], "argument --allow-host: it is empty"),
         (["--max-memory", "1MB"], "--max-memory allows 1,000,000"),
+        (["--max-memory", "0"], "argument --max-memory: '0': a size is at least 1 byte"),
+        (["--max-body", "0"], "argument --max-body: '0': a size is"),
         (["--api-key-file", str(tmp_path / "empty")], "no API key"),
         (["--api-key-file", str(tmp_path / "none")], "none: No such file"),
         (["--timeout", "-1"], "invalid number of seconds"),
@@ -174,6 +177,12 @@ def test_a_port_in_use_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         port = str(taken.getsockname()[1])
         assert main(["--port", port]) == 1
     assert f"--host 127.0.0.1 --port {port}: Address already in use" in capsys.readouterr().err
+
+
+def test_a_server_that_loads_its_models_has_the_port() -> None:
+    (first,) = bind("127.0.0.1", 0)
+    with first, pytest.raises(OSError, match="in use"):
+        bind("127.0.0.1", first.getsockname()[1])
 
 
 def test_it_listens_on_loopback_only_unless_told(start: Callable[..., RunningServer]) -> None:
