@@ -42,8 +42,8 @@ def throughput_on_a_gpu(result: dict[str, Any]) -> str:
     ]
     if any("alone" in row for row in result["rows"]):
         caption.append(
-            "Without tokenization: embedkit from tokens to vectors in memory, with packing and both copies, one window\n"
-            "after the other; sentence-transformers the model alone, on padded batches that are on the GPU."
+            "Without tokenization: embedkit from tokens to vectors in memory, with packing and both copies, one\n"
+            "window after the other; sentence-transformers the model alone, on padded batches that are on the GPU."
         )
     if scored:
         mean = sum(scored.values()) / len(scored)

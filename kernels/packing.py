@@ -49,7 +49,7 @@ class Packer:
         """Of the model in ``folder``, for batches on ``device``.
 
         Raises:
-            ValueError: ``dtype`` is none of `FLOATS`, or the model's heads are too large, or it has DeBERTa's attention.
+            ValueError: ``dtype`` is none of `FLOATS`, the heads are too large, or the attention is DeBERTa's.
         """
         if dtype not in FLOATS:
             raise ValueError(f"dtype must be float32, float16 or bfloat16, not {dtype}")
