@@ -117,18 +117,18 @@ def begun(path: Path | None, about: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def earlier(path: Path | None, about: dict[str, Any]) -> list[dict[str, Any]]:
-    """The cases of a finished result of the same processor and packages (``about``)."""
+def earlier(path: Path | None, about: dict[str, Any], threads: int) -> list[dict[str, Any]]:
+    """The cases of a finished result of the same processor and packages (``about``), on as many threads."""
     if path is None or not path.is_file():
         return []
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     same = [found["machine"][name] == about["machine"][name] for name in ("cpu_family_model", "cpu_flags")]
-    packages = {
-        peer_class(key).packages[0] for key in REGISTRY
-    }  # a table names no version of their dependencies
-    same += [found["versions"].get(name) == about["versions"].get(name) for name in packages]
+    same.append(found["threads"] == threads)
+    # of packages that are measured; a table names no version of their dependencies
+    packages = {peer_class(key).packages[0] for key in REGISTRY} & about["versions"].keys()
+    same += [found["versions"].get(name) == about["versions"][name] for name in packages]
     if not all(same):
-        print(f"{path} is of another processor or other packages, and will be replaced")
+        print(f"{path} is of another processor, other packages or threads, and will be replaced")
         return []
     cases: list[dict[str, Any]] = found["cases"]
     return cases
@@ -165,7 +165,7 @@ def main() -> None:
         about = common.report(
             "processor", machine=common.machine_info(), versions=throughput.versions(chosen)
         )
-        others = earlier(options.json, about)
+        others = earlier(options.json, about, options.threads)
         result = begun(options.json, about)
         done = {(one["model"], one["case"]) for one in result["cases"]}
         start = time.monotonic() - 60 * result["minutes"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Callable
@@ -15,6 +16,7 @@ __all__ = [
     "file_sha256",
     "fsync",
     "fsync_files",
+    "reason_of",
     "write_atomically",
 ]
 
@@ -89,3 +91,10 @@ def write_atomically(
         temporary.unlink(missing_ok=True)
         raise
     fsync(path.parent)
+
+
+def reason_of(error: OSError) -> str:
+    """What the system says, with the remedy where too many files are open."""
+    if error.errno == errno.EMFILE:
+        return "too many open files: allow this process more (ulimit -n)"
+    return error.strerror or str(error)

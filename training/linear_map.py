@@ -76,7 +76,8 @@ def fit(vectors: npt.NDArray[Any], dimension: int, method: str = "pca", *, cente
     # Whitening is scaled here: scikit-learn has it, but divides by zero where a direction is missing.
     # Where samples are few, the default solver is a random one, which keeps less of the variance. A covariance squares
     # rounding errors: in float32 they would hide that directions are missing.
-    pca = PCA(n_components=dimension, svd_solver="covariance_eigh").fit(vectors.astype(np.float64))
+    solver = "full" if samples < width else "covariance_eigh"
+    pca = PCA(n_components=dimension, svd_solver=solver).fit(vectors.astype(np.float64))
     weight = pca.components_.T
     if method == "whitening":
         variance = pca.explained_variance_

@@ -31,7 +31,7 @@ def check_launcher() -> None:
     Raises:
         ValueError: it has one.
     """
-    launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "no").lower()
+    launched = (os.environ.get("ACCELERATE_MIXED_PRECISION") or "no").lower()
     if launched != "no":
         raise ValueError(
             f"accelerate's mixed precision is {launched} (ACCELERATE_MIXED_PRECISION), but training.precision says in "

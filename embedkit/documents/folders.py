@@ -227,7 +227,8 @@ def find_files(
             else:
                 tops.append(os.path.dirname(item))
     if not named_by_root:
-        files.names = names_of(files.paths)
+        named = iter(names_of([path for path in files.paths if path not in unnamed]))
+        files.names = [path if path in unnamed else next(named) for path in files.paths]
         return files
     if root is not None:
         files.root = os.path.realpath(root)

@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RayTaskError
 
 from ..encoder import Encoder
-from ..index.encoder import describe_encoder, own_max_length, own_overflow
+from ..index.encoder import describe_encoder, own_max_length, own_overflow, refuses_long
 from .ray import encoder_options
 
 __all__ = ["Description", "describe"]
@@ -49,7 +49,7 @@ class Description:
             dimension,
             encoder.describe()["index_precision"],
             own_max_length(encoder),
-            own_overflow(encoder),
+            own_overflow(encoder) or ("error" if refuses_long(encoder) else None),
         )
 
     def get_embedding_dimension(self) -> int:

@@ -192,7 +192,7 @@ def _search(
             and info["query_prompt"] in (None, prompt_of(loaded.encoder, "query"))
             and info["document_prompt"] == (prompt_of(loaded.encoder, "document") or "")
             and info["max_length"] == own_max_length(loaded.encoder)
-            and info["on_overflow"] == own_overflow(loaded.documents)
+            and index.generation.manifest.on_overflow == own_overflow(loaded.documents)
         ):
             served.users += 1  # it stays loaded
             break

@@ -61,7 +61,7 @@ from .check import check_new_id, given_vector, is_blank, length_check, with_id, 
 from .duplicates import near_duplicates
 from .encode import Chunk, Pace, encode_chunk, truncated_by
 from .filter import Filter
-from .fold import fold_last
+from .fold import fold_segments
 from .memory import faiss_budget
 from .publish import again, dated, new_manifest, publish
 from .resume import (
@@ -189,7 +189,7 @@ def build(
             check_encoder(root, live, encoder)
             check_reading(root, encoder, live)
             # an interrupted command is finished on the generation that it began with
-            manifest = live if state is not None else fold_last(writer, live, settings)
+            manifest = live if state is not None else fold_segments(writer, live, settings)
             base = stack.enter_context(contextlib.closing(open_generation(root, lambda _: None)))
         if manifest.language != AUTO_LANGUAGE:
             analyzer(manifest.language)  # a stemmer that is missing fails now as well

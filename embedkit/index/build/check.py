@@ -81,7 +81,7 @@ def _characters(document: Document) -> int:
     text = len(document.text) if isinstance(document.text, str) else 0
     try:
         return text + (len(repr(dict(document.metadata))) if document.metadata else 0)
-    except RecursionError:
+    except (RecursionError, ValueError):
         return text
 
 

@@ -6,9 +6,10 @@ at a time, a row is copied four times (and, if stored in codes, rounded so often
 segments.
 
 Larger additions are left as they are, for copying takes 0.1 ms a document and an addition would wait for it, until
-there are many segments. Then as many of the last are folded as hold twice the rows of the largest among them: a row is
-in a segment of at least twice the size after each copy, so that it is copied 17 times at most. Of 10 million documents
-added 2,000 at a time each is copied 2.3 times, and there are never more than 103 segments.
+there are many segments. Then the neighbors are folded that have the fewest rows and together hold eight times (or, if
+none do, twice) the rows of the largest among them. Of 10 million documents added 2,000 at a time each is copied 2.7
+times, and there are never more than 49 segments. No fold has more than a million rows, which take two minutes: where
+additions are so large that this leaves no neighbors to fold, there is a segment for each half million documents.
 """
 
 from __future__ import annotations
@@ -32,25 +33,25 @@ from .publish import dated
 from .segment import finish_segment, remove_all_but
 from .settings import BuildSettings, Progress, Report
 
-__all__ = ["copy_segments", "fold_last"]
+__all__ = ["copy_segments", "fold_segments"]
 
 _TIMES = 8
 _MOST_ROWS = 8192  # of a fold, which an addition waits for
-_MANY = 64  # segments: each takes two files or three, and a process may have 1,024, or 256
-_TIMES_OF_MANY = 2
-_MOST_ROWS_OF_MANY = 131_072
+_MANY = 48  # segments: each takes two files or three, an addition opens them twice, and a process may have 256 files
+_LEAST_TIMES = 2
+_MOST_ROWS_OF_MANY = 1 << 20
 
 
-def fold_last(writer: Writer, live: Manifest, settings: BuildSettings) -> Manifest:
-    """Fold the last segments into one if they are small and many; returns the manifest that is live then."""
-    count = _foldable([entry.rows for entry in live.segments])
-    if not count:
+def fold_segments(writer: Writer, live: Manifest, settings: BuildSettings) -> Manifest:
+    """Fold segments into one if they are small or many; returns the manifest that is live then."""
+    place = _foldable([entry.rows for entry in live.segments])
+    if place is None:
         return live
     with contextlib.closing(open_generation(writer.root, lambda _: None)) as base:
-        last = base.segments[-count:]
-        if not all(segment.can_read_back for segment in last):
+        chosen = base.segments[place]
+        if not all(segment.can_read_back for segment in chosen):
             return live
-        rows = sum(segment.entry.documents for segment in last)
+        rows = sum(segment.entry.documents for segment in chosen)
         settings = replace(
             settings,
             factory=added_factory(live.factory, rows, live.dimension),
@@ -58,30 +59,49 @@ def fold_last(writer: Writer, live: Manifest, settings: BuildSettings) -> Manife
             target_recall=None,
         )
         try:
-            entry = copy_segments(writer, last, live, settings, lambda _: None)
+            entry = copy_segments(writer, chosen, live, settings, lambda _: None)
         except IndexDamagedError:  # they stay as they are, for `verify` to name; an addition needs no fold
             return live
-        folded = dated(live.with_segments((*live.segments[:-count], entry)), writer.generation)
+        segments = (*live.segments[: place.start], entry, *live.segments[place.stop :])
+        folded = dated(live.with_segments(segments), writer.generation)
         writer.publish(folded, {entry.name: writer.staged(entry.name)})
         return folded
 
 
-def _foldable(rows: Sequence[int]) -> int:
-    """How many of the last segments, which have so many ``rows``, are to be folded; 0 for none."""
-    few = _last_of(rows, _TIMES, _MOST_ROWS)
-    return few if few or len(rows) <= _MANY else _last_of(rows, _TIMES_OF_MANY, _MOST_ROWS_OF_MANY)
+def _foldable(rows: Sequence[int]) -> slice | None:
+    """Which segments of so many ``rows`` each are to be folded."""
+    if count := _small_last(rows):
+        return slice(len(rows) - count, len(rows))
+    if len(rows) <= _MANY:
+        return None
+    return _neighbors(rows, _TIMES) or _neighbors(rows, _LEAST_TIMES)
 
 
-def _last_of(rows: Sequence[int], times: int, most: int) -> int:
-    """How many of the last hold at least so many ``times`` the largest among them, and ``most`` rows at most."""
+def _small_last(rows: Sequence[int]) -> int:
+    """How many of the last are to be folded, at most `_MOST_ROWS` together."""
     foldable = total = largest = 0
     for count, size in enumerate(reversed(rows), 1):
         total, largest = total + size, max(largest, size)
-        if total > most:
+        if total > _MOST_ROWS:
             break
-        if total >= times * largest:
+        if total >= _TIMES * largest:
             foldable = count
     return foldable
+
+
+def _neighbors(rows: Sequence[int], times: int) -> slice | None:
+    """The neighbors with the fewest rows that together hold so many ``times`` the largest among them."""
+    found, fewest = None, _MOST_ROWS_OF_MANY + 1
+    for begin in range(len(rows)):
+        total = largest = 0
+        for end, size in enumerate(rows[begin:], begin + 1):
+            total, largest = total + size, max(largest, size)
+            if total >= fewest:
+                break
+            if end > begin + 1 and total >= times * largest:
+                found, fewest = slice(begin, end), total
+                break
+    return found
 
 
 def copy_segments(

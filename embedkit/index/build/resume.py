@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ...documents.document import Document
-from ...files import fsync
+from ...files import fsync, reason_of
 from ..errors import BuildError, ResumeError, TooFewVectorsError
 from ..storage.journal import Header, Made, State, forget_finished, read_journal
 from ..storage.layout import JOURNAL_FILE, Writer
@@ -74,7 +74,7 @@ class InputDigest:
             fields = (document.id, document.text, metadata, _bytes_of(document.vector))
             try:
                 content = repr(fields)
-            except RecursionError:  # metadata that is refused where it is stored
+            except (RecursionError, ValueError):  # metadata that is refused where it is stored
                 content = ""
             self._hash.update(content.encode("utf-8", "surrogatepass"))
             yield item
@@ -254,7 +254,7 @@ def disk_errors(root: Path, what: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _DISK_ERRORS and not _is_of(root, error):
             raise
-        raise failed(error.strerror) from error
+        raise failed(reason_of(error)) from error
 
 
 def _is_of(root: Path, error: OSError) -> bool:

@@ -18,7 +18,8 @@ _GRAMMAR = re.compile(
     r"HNSW(?P<hnsw>\d+)(?:[,_](?:Flat|SQ8))?|" + _CODE.format("") + ")"
     r"(?:,(?:RFlat|Refine\((?:Flat|SQ8)\)))?"
 )
-_FINDS = re.compile(r"IVF\d+(?:_HNSW\d+)?,|HNSW\d+[,_]")
+# SQ codes a vector whatever its list; PQ and RaBitQ code how it differs from the list's centroid
+_FINDS = re.compile(r"IVF\d+(?:_HNSW\d+)?,(?=SQ|Flat)|HNSW\d+[,_]")
 _OPQ_CENTROIDS = 256  # of the quantizer of 8 bits that Faiss trains with the rotation
 
 # What a number means, its minimum and maximum; None is the dimension of the vectors.
@@ -55,7 +56,7 @@ def check_factory(factory: str, dimension: int) -> None:
 
 
 def codes_of(factory: str) -> str:
-    """Of ``factory`` what the scores come from, its transform and codes, and not what finds them: IVF or HNSW."""
+    """Of ``factory`` what the scores come from, its transform and codes, and not what only finds them: HNSW or IVF."""
     return _FINDS.sub("", factory)
 
 

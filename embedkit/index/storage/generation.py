@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ...documents.passages import document_of
+from ...files import reason_of
 from ..errors import IndexDamagedError
 from ..words.analyzer import analyzer
 from .document_store import StoredDocument
@@ -431,8 +432,7 @@ def open_generation(root: Path, accept: Callable[[Manifest], None], *, searches:
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
-        reason = "too many open files: allow this process more (ulimit -n)"
-        raise OSError(errno.EMFILE, reason, error.filename) from None
+        raise OSError(errno.EMFILE, reason_of(error), error.filename) from None
 
 
 def _open_live(root: Path, accept: Callable[[Manifest], None], searches: bool) -> Generation:

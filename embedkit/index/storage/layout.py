@@ -73,9 +73,9 @@ _OURS = {
 
 
 _WRITTEN = {
-    SEGMENTS_FOLDER: re.compile(r"\.building|(\.writing-)?[0-9]{6,}-[0-9a-z]+"),
+    SEGMENTS_FOLDER: re.compile(r"\.building|(\.writing-)?[0-9]{6,}-[0-9a-f]{8}"),
     MANIFESTS_FOLDER: re.compile(r"[0-9]{6,12}\.json(\.tmp)?"),
-    TOMBSTONES_FOLDER: re.compile(r"[0-9]{6,}-[0-9a-z]+\.bits"),
+    TOMBSTONES_FOLDER: re.compile(r"[0-9]{6,}-[0-9a-f]{8}\.bits"),
 }
 """The names that a writer gives in each folder; what has another name is not its own to remove."""
 
@@ -208,13 +208,17 @@ class Writer:
             raise self._foreign(foreign, "move them away" if is_index else "name a new or empty folder")
 
     def _refuse_folders_of_others(self) -> None:
-        """Refuse folders that are named like those of an index, and hold other things."""
+        """Refuse folders that are named like those of an index, and hold other things.
+
+        Without a lock no writer was ever here, and all that they hold is the user's.
+        """
         foreign = []
+        locked = (self.root / LOCK_FILE).exists()
         for folder, written in _WRITTEN.items():
             path = self.root / folder
             if path.is_dir():
                 inside = [entry.name for entry in path.iterdir() if not _is_stray(entry)]
-                foreign += [f"{folder}/{name}" for name in inside if not written.fullmatch(name)]
+                foreign += [f"{folder}/{name}" for name in inside if not (locked and written.fullmatch(name))]
             elif path.exists():
                 foreign.append(folder)
         if foreign:

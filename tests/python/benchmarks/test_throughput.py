@@ -95,13 +95,13 @@ def test_a_result_of_the_same_processor_keeps_its_other_models(
         return {"model": model, "case": case, "rate": rate}
 
     file = tmp_path / "cpu.json"
-    assert processor.earlier(file, about()) == []
+    assert processor.earlier(file, about(), 2) == []
     old = [case(model, length, 1) for model in ("minilm", "bge") for length in ("short", "256")]
-    common.write_json(file, about() | {"cases": old})
-    for other in (about(family="23/49"), about(openvino="3")):
-        assert processor.earlier(file, other) == []
+    common.write_json(file, about() | {"cases": old, "threads": 2})
+    for other, threads in ((about(family="23/49"), 2), (about(openvino="3"), 2), (about(), 8)):
+        assert processor.earlier(file, other, threads) == []
         assert "will be replaced" in capsys.readouterr().out
-    found = processor.earlier(file, about(torch="3"))
+    found = processor.earlier(file, about(torch="3"), 2)
     assert found == old
     new = [case(model, length, 2) for model in ("bert", "minilm") for length in ("short", "256")]
     rates = [(one["model"], one["case"], one["rate"]) for one in processor.merged(found, new)]

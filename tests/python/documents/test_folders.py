@@ -345,6 +345,10 @@ def test_a_file_of_a_descriptor_has_no_folder(
     with Index.open("index") as index:
         assert index.generation.manifest.root is None
         assert len(index) == 4
+    assert find_files([f"/dev/fd/{reader}", "more.jsonl"], named_by_root=False).names == [
+        f"/dev/fd/{reader}",
+        "more.jsonl",
+    ]
     here = str(tmp_path)
     assert find_files([f"/dev/fd/{reader}", "more.jsonl"], root=here).names == [
         f"/dev/fd/{reader}",

@@ -27,27 +27,41 @@ def _sizes(index: Index) -> list[int]:
 
 
 def test_the_last_segments_are_folded_where_they_hold_eight_times_the_largest() -> None:
-    assert fold._foldable([]) == 0
-    assert fold._foldable([40, *[1] * 7]) == 0
-    assert fold._foldable([40, *[1] * 8]) == 8
-    assert fold._foldable([40, 8, *[1] * 7]) == 0
-    assert fold._foldable([*[8] * 7, *[1] * 8]) == 15
-    assert fold._foldable([1] * 30) == 30
-    assert fold._foldable([2000] * 64) == 0  # an addition would wait too long
+    for rows in (
+        [],
+        [40, *[1] * 7],
+        [40, 8, *[1] * 7],
+        [2000] * 48,
+    ):  # an addition would wait too long for the last
+        assert fold._foldable(rows) is None
+    assert fold._foldable([40, *[1] * 8]) == slice(1, 9)
+    assert fold._foldable([*[8] * 7, *[1] * 8]) == slice(0, 15)
+    assert fold._foldable([1] * 30) == slice(0, 30)
 
 
-def test_segments_of_any_size_are_folded_once_they_are_many() -> None:
-    assert fold._foldable([2000] * 65) == 65
-    assert fold._foldable([900_000, *[2000] * 64]) == 64
-    assert fold._foldable([*[100_000] * 64, 3000, 1000]) == 0
+@pytest.mark.parametrize(
+    ("additions", "segments", "copies"),
+    [
+        ([2000] * 3000, 49, 3.0),
+        ([70_000] * 300, 60, 2.0),
+        ([120_000, 1, 1] * 200, 70, 2.5),
+        ([1000 * (i * 37 % 100 + 1) for i in range(500)], 60, 2.5),
+    ],
+)
+def test_segments_of_any_size_are_folded_once_they_are_many(
+    additions: list[int], segments: int, copies: float
+) -> None:
+    assert fold._foldable([900_000, *[2000] * 48]) == slice(1, 9)
+    assert fold._foldable([*[600_000] * 49]) is None  # two minutes at most
     rows, copied, most = [10], 0, 0
-    for _ in range(3000):  # as `fold_last` before each addition
-        if count := fold._foldable(rows):
-            copied += sum(rows[-count:])
-            rows[-count:] = [sum(rows[-count:])]
-        rows.append(2000)
+    for size in additions:  # as `fold_segments` before each
+        if place := fold._foldable(rows):
+            total = sum(rows[place])
+            copied += total
+            rows[place] = [total]
+        rows.append(size)
         most = max(most, len(rows))
-    assert most < 80 and copied < 2.5 * sum(rows)
+    assert most <= segments and copied < copies * sum(rows)
 
 
 def test_an_addition_to_many_large_segments_folds_them(
@@ -58,8 +72,10 @@ def test_an_addition_to_many_large_segments_folds_them(
     with _index(tmp_path / "index") as index:
         for number in range(7):
             index.add([Document(f"text {number} {part}", f"new{number}-{part}") for part in range(5)])
-        assert _sizes(index) == [40, 30, 5]
+        assert _sizes(index) == [40, 10, 5, 5, 5, 5, 5]
         assert index.search("text 3 2", k=1)[0][0].id == "new3-2"
+        ids = [one for block in index.generation.living_ids() for one in block]
+        assert ids[40:] == [f"new{number}-{part}" for number in range(7) for part in range(5)]
 
 
 @pytest.mark.parametrize("factory", ["Flat", "auto-int8"])

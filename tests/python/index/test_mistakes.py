@@ -321,3 +321,15 @@ def test_an_export_that_fails_leaves_nothing(
     message = told(capsys, "export", "index", name, code=1)
     assert f"{name}: the export failed and was undone: No space left" in message
     assert set(os.listdir()) == before
+
+
+def test_a_number_that_python_does_not_print_is_skipped_like_any_mistake(
+    tmp_path: Path, encoder: FakeEncoder
+) -> None:
+    documents = [Document("one", "1", {"n": 10**5000}), Document("two", "2")]
+    with pytest.raises(InputError):
+        Index.build(tmp_path / "index", documents, encoder)
+    with Index.build(tmp_path / "index", documents, encoder, on_error="skip") as index:
+        assert len(index) == 1
+        index.upsert(documents, on_error="skip")
+        assert len(index) == 1

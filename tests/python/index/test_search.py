@@ -210,6 +210,8 @@ def test_a_filter_that_leaves_few_rows_of_one_segment_alone_gives_comparable_sco
         (("SQ8", "PQ12x4fs"), "none"),
         (("RaBitQ", "PQ4x4"), None),
         (("PCA12,SQ8", "SQ8"), None),
+        (("IVF8,PQ4x4", "PQ4x4"), None),
+        (("IVF8,PQ4x4", "IVF4,PQ4x4"), None),
     ],
 )
 def test_merged_indexes_of_different_codes_give_comparable_scores(

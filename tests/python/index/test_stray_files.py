@@ -44,7 +44,16 @@ def _files(root: Path) -> list[str]:
 
 @pytest.mark.parametrize(
     "name",
-    ["manifests/deploy.yaml", "segments/day1/a.ts", "tombstones/grave.jpg", "segments", "segments/.git/HEAD"],
+    [
+        "manifests/deploy.yaml",
+        "manifests/20240131.json",
+        "segments/day1/a.ts",
+        "segments/20240131-backup/photo.jpg",
+        "segments/20240131-deadbeef/photo.jpg",
+        "tombstones/grave.jpg",
+        "segments",
+        "segments/.git/HEAD",
+    ],
 )
 def test_folders_named_like_those_of_an_index_are_left_alone(
     tmp_path: Path, encoder: FakeEncoder, name: str

@@ -461,6 +461,15 @@ def test_a_served_model_that_reads_texts_otherwise_is_not_the_indexs(
     state.close()
 
 
+def test_a_served_model_serves_an_index_that_refuses_long_texts(tmp_path: Path) -> None:
+    from embedkit.serve.opening import Options, open_state
+
+    Index.build(tmp_path / "index", ["one", "two"], Encoder(threads=1, on_overflow="error")).close()
+    state = open_state(Options(models=("",), index=str(tmp_path / "index"), threads=1))
+    assert [name for name, _, _ in state.queues()] == ["embedkit-256-int8"]
+    state.close()
+
+
 def test_the_indexs_model_takes_the_device_and_refuses_another_precision(index_folder: Path) -> None:
     from embedkit.serve.opening import Options, open_state
 
