@@ -1,4 +1,4 @@
-"""The scripts of ``benchmarks/`` as modules, imported afresh by every test."""
+"""The scripts of ``benchmarks/`` as modules, imported afresh by every test; not its package ``papers``."""
 
 import sys
 from collections.abc import Iterator
@@ -14,5 +14,5 @@ def _import_from_benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     yield
     for name, module in list(sys.modules.items()):
-        if BENCHMARKS in Path(getattr(module, "__file__", None) or "/").parents:
+        if Path(getattr(module, "__file__", None) or "/").parent in (BENCHMARKS, BENCHMARKS / "peers"):
             del sys.modules[name]
