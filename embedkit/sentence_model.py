@@ -247,9 +247,7 @@ class SentenceModel(LoadedModel[Engine]):
             raise ValueError(
                 f"an encoder with the ONNX backend cannot be saved; copy its folder {engine.folder.path} instead"
             )
-        self._prompt_text(
-            None
-        )  # raises for a default prompt that there is not: the folder could not be opened
+        self._prompt_text(None)  # raises if there is no such default prompt: the folder could not be opened
         prompts = check_prompts(self.prompts)
         for name, text in prompts.items():
             check_unicode(f"prompts[{name!r}]", text)
