@@ -135,7 +135,23 @@ def _read(path: Path) -> tuple[Any, list[int] | None]:
             f"Faiss cannot reconstruct the vectors of {type(ivf).__name__}, which filters and compaction need; "
             "import an index with a refinement (…,RFlat) or of another kind",
         )
+    _check_readable(path, index)
     return index, ids
+
+
+def _check_readable(path: Path, index: Any) -> None:
+    """Refuse an index that does not give its vectors back, such as one behind an ITQ transform."""
+    try:
+        FaissVectors([index], [0, index.ntotal], index.d).gather(np.zeros(1, np.int64))
+    except RuntimeError as error:
+        raise InputError(
+            str(path),
+            f"Faiss cannot reconstruct its vectors ({short(error)}), which filters, additions and compaction need; "
+            "import an index of another kind",
+        ) from None
+    ivf = ivf_of(index)
+    if ivf is not None:
+        ivf.set_direct_map_type(import_faiss().DirectMap.NoMap)  # which would be written with the lists
 
 
 def _maps_inside(index: Any) -> bool:

@@ -228,6 +228,10 @@ def test_faiss_files_that_cannot_be_imported(tmp_path: Path, encoder: FakeEncode
     cases["mapped"].train(vectors(50))
     cases["mapped"].add_with_ids(vectors(50), np.arange(1000, 1050))
     faiss.write_index(cases["mapped"], str(tmp_path / "mapped"))
+    cases["rotated"] = faiss.index_factory(32, "ITQ16,SQ8", faiss.METRIC_INNER_PRODUCT)
+    cases["rotated"].train(vectors(50))
+    cases["rotated"].add(vectors(50))
+    faiss.write_index(cases["rotated"], str(tmp_path / "rotated"))
     (tmp_path / "garbage").write_bytes(b"garbage")
     for name, message in (
         ("l2", "its metric is not the inner product"),
@@ -237,6 +241,7 @@ def test_faiss_files_that_cannot_be_imported(tmp_path: Path, encoder: FakeEncode
         ("fast", "cannot reconstruct the vectors of IndexIVFPQFastScan"),
         ("dedup", "its IndexIVFFlatDedup lists equal vectors once"),
         ("mapped", r"ids are mapped within its index \(IDMap\), .*; wrap the whole index as IDMap"),
+        ("rotated", "Faiss cannot reconstruct its vectors .*; import an index of another kind"),
         ("garbage", "Faiss cannot read it"),
         ("none", "no such file"),
     ):
