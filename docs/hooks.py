@@ -122,6 +122,18 @@ def _roofline() -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
+def _gpu_training() -> str:
+    """How near the losses of the recipes on a GPU are to a CPU's."""
+    result = json.loads((RESULTS / "gpu-h100-training.json").read_text(encoding="utf-8"))
+    differences, left_out = result["differences"], result["not_compared"]
+    steps = len(next(iter(result["losses"].values())))
+    return (
+        f"With {len(differences)} recipes (tiny models, no dropout, fp32) the loss of each of {steps} steps on an H100 "
+        f"differs from a CPU's by at most {max(differences.values()):.2g} of its value; {len(left_out)} draw random "
+        "numbers on the device and were not compared (`benchmarks/gpu_training.py`)."
+    )
+
+
 def _figure(name: str, *caption: str) -> str:
     """A plot from ``benchmarks/results``."""
     if not (RESULTS / name).is_file():
@@ -251,6 +263,7 @@ def _limits() -> str:
 GENERATE: dict[str, Callable[..., str]] = {
     "changes": _changes,
     "figure": _figure,
+    "gpu-training": _gpu_training,
     "help": _help,
     "limits": _limits,
     "models": _models,
