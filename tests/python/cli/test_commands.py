@@ -396,3 +396,151 @@ def test_an_exported_table_is_read_with_its_fields(index: str, capsys: pytest.Ca
         done(capsys, "build", "out.parquet", "-o", "again", "--overwrite", *options)
         with Index.open("again", FakeEncoder()) as again:
             assert {document.id: (document.text, dict(document.metadata)) for document in again} == expected
+
+
+def interrupted(monkeypatch: pytest.MonkeyPatch, *command: str) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("embedkit.index.build.build.finish_segment", interrupt)
+        assert main(list(command)) == 130
+
+
+@pytest.mark.parametrize("command", ["build", "add"])
+def test_restart_takes_another_input(
+    index: str, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("y.jsonl", 20, 25)
+    arguments = ["build", "y.jsonl", "-o", "new"] if command == "build" else ["add", index, "y.jsonl"]
+    interrupted(monkeypatch, *arguments)
+    write("y.jsonl", 30, 33)
+    assert "start over with --restart" in done(capsys, *arguments, code=1)
+    assert main([*arguments, "--restart"]) == 0
+    assert "resuming" not in capsys.readouterr().out
+    with Index.open("new" if command == "build" else index) as opened:
+        assert [one.id for one in opened][-4:] == ["k19"] * (command == "add") + ["k30", "k31", "k32"]
+
+
+@pytest.mark.parametrize("command", ["sync", "reembed"])
+def test_restart_encodes_again(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = []
+
+    class Noting(FakeEncoder):
+        def encode_document(self, sentences: list[str], *, normalize_embeddings: bool = False) -> np.ndarray:
+            encoded.extend(sentences)
+            return super().encode_document(sentences, normalize_embeddings=normalize_embeddings)
+
+    monkeypatch.setattr("embedkit.Encoder", Noting)
+    Path("folder").mkdir()
+    write("folder/x.jsonl", 0, 5)
+    done(capsys, "build", "folder", "-o", "index")
+    write("folder/x.jsonl", 10, 15)
+    arguments = ["sync", "folder", "index"] if command == "sync" else ["reembed", "index", "--model", "other"]
+    interrupted(monkeypatch, *arguments)
+    encoded.clear()
+    interrupted(monkeypatch, *arguments)
+    assert encoded == []
+    done(capsys, *arguments, "--restart")
+    assert len(encoded) == 5
+
+
+def test_sync_compares_the_content_if_told(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("folder").mkdir()
+    file = Path("folder/x.txt")
+    file.write_text("one\n")
+    os.utime(file, (1e9, 1e9))
+    done(capsys, "build", "folder", "-o", "index")
+    done(capsys, "sync", "folder", "index")
+    file.write_text("two\n")
+    os.utime(file, (1e9, 1e9))
+    assert "1 file, 0 read; 0 documents written" in done(capsys, "sync", "folder", "index")
+    assert "1 file, 1 read; 1 document written" in done(capsys, "sync", "folder", "index", "--checksum")
+    with Index.open("index") as opened:
+        assert [one.text for one in opened] == ["two"]
+
+
+def test_sync_of_a_folder_that_was_moved(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("folder").mkdir()
+    write("folder/x.jsonl", 0, 5)
+    done(capsys, "build", "folder", "-o", "index")
+    Path("folder").rename("elsewhere")
+    assert "pass --moved" in done(capsys, "sync", "elsewhere", "index", code=2)
+    assert "0 documents written" in done(capsys, "sync", "elsewhere", "index", "--moved")
+    with Index.open("index") as opened:
+        assert opened.info()["root"] == os.path.realpath("elsewhere")
+
+
+def test_a_text_file_is_lines_or_one_text(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("folder").mkdir()
+    Path("folder/x.txt").write_text("one\ntwo")
+
+    def texts() -> list[str]:
+        with Index.open("index") as opened:
+            return [one.text for one in opened]
+
+    done(capsys, "build", "folder", "-o", "index", "--txt", "whole")
+    assert texts() == ["one\ntwo"]
+    done(capsys, "sync", "folder", "index", "--txt", "lines")
+    assert texts() == ["one", "two"]
+    Path("y.txt").write_text("three\nfour")
+    done(capsys, "add", "index", "y.txt", "--txt", "whole")
+    assert texts() == ["one", "two", "three\nfour"]
+
+
+@pytest.mark.parametrize("kept", ["fp32", "int8", "none"])
+def test_the_vectors_are_kept_as_told(kept: str, capsys: pytest.CaptureFixture[str]) -> None:
+    done(capsys, "build", write("x.jsonl", 0, 20), "-o", "index", "--factory", "SQ8", "--keep", kept)
+    with Index.open("index") as opened:
+        assert (opened.generation.manifest.kept, opened.generation.segments[0].entry.raw) == (kept, kept)
+
+
+def scores(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[float]:
+    assert main(["query", "index", *map(str, arguments), "--json"]) == 0
+    return [json.loads(line)["score"] for line in capsys.readouterr().out.splitlines()]
+
+
+def test_candidates_are_scored_by_their_vectors_if_told(capsys: pytest.CaptureFixture[str]) -> None:
+    done(capsys, "build", write("x.jsonl", 0, 20), "-o", "index", "--factory", "SQ4")
+    query = ("number 7", "--no-hybrid", "-k", 3)
+    done(capsys, "build", "x.jsonl", "-o", "exact", "--factory", "Flat")
+    with Index.open("exact", FakeEncoder()) as exact:
+        expected = [hit.score for hit in exact.search("number 7", k=3, hybrid=False)[0]]
+    assert scores(capsys, *query, "--rescore", 7) == pytest.approx(expected, abs=2e-6)
+    assert scores(capsys, *query) != pytest.approx(expected, abs=1e-4)
+
+
+def test_dot_products_if_told(capsys: pytest.CaptureFixture[str]) -> None:
+    vectors = FakeEncoder().encode_document(["number 1", "number 2"]) * np.float32([[2], [3]])
+    np.save("v.npy", vectors)
+    done(capsys, "build", write("x.jsonl", 0, 2), "-o", "index", "--vectors", "v.npy", "--metric", "dot")
+    expected = sorted(vectors @ FakeEncoder().encode_query(["number 1"])[0], reverse=True)
+    assert scores(capsys, "number 1", "--no-hybrid") == pytest.approx(expected, abs=1e-5)
+
+
+class Reranker:
+    """Scores a pair by the number in its text, and notes it."""
+
+    num_labels = 1
+
+    def __init__(self) -> None:
+        self.pairs: list[tuple[str, str]] = []
+
+    def predict(self, pairs: list[tuple[str, str]]) -> np.ndarray:
+        self.pairs += pairs
+        return np.array([int(text.split()[-1]) for _, text in pairs], np.float32)
+
+
+def test_candidates_are_reranked(
+    index: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embedkit.cli.query._QUERIES_AT_ONCE", 2)
+    reranker = Reranker()
+    monkeypatch.setattr("embedkit.cli.query.open_reranker", lambda *_: reranker)
+    queries = [f"number {n}" for n in range(5)]
+    for options, count in ((["--candidates", 4], 4), (["--candidates", 1], 2), ([], 20)):
+        reranker.pairs.clear()
+        best = found(capsys, *queries, "--rerank", "model", "-k", 2, "--no-hybrid", *options)
+        assert [query for query, _ in reranker.pairs] == [query for query in queries for _ in range(count)]
+        for at in range(5):
+            read = sorted((int(text.split()[-1]) for _, text in reranker.pairs[count * at :][:count]))
+            assert best[2 * at : 2 * at + 2] == [f"k{read[-1]}", f"k{read[-2]}"]

@@ -419,3 +419,13 @@ def test_real_cross_encoder() -> None:
     np.testing.assert_allclose(CrossEncoder(folder).predict(pairs), expected, atol=2e-5)
     int8 = CrossEncoder(folder, precision="int8").predict(pairs)
     assert np.abs(int8 - expected).max() < 0.05 * np.ptp(expected)
+
+
+def test_pairs_of_several_windows(make_cross_encoder: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = CrossEncoder(make_cross_encoder())
+    pairs = [(_words(n % 9, n), _words(3 + n % 4)) for n in range(13)]
+    expected = model.predict(pairs)
+    monkeypatch.setattr("embedkit.cross_encoder._WINDOW", 5)
+    np.testing.assert_array_equal(model.predict(pairs), expected)
+    with pytest.raises(ValueError, match=r"pairs\[11\]\[1\] holds a lone surrogate at position 1"):
+        model.predict([*pairs[:11], ("a", "b\ud800"), pairs[12]])

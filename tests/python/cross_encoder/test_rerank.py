@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from embedkit import CrossEncoder
@@ -14,6 +15,7 @@ pytest.importorskip("faiss")
 
 from embedkit.cli.main import main
 from embedkit.index import Hit, rerank
+from embedkit.index.search.rerank import reordered
 
 TEXTS = ["the weather is lovely", "people stay out", "now and then", "a b c", "the people and the weather"]
 
@@ -40,6 +42,17 @@ def test_hits_are_ordered_by_the_cross_encoder(make_cross_encoder: Callable[...,
         rerank(model, "ab", [hits, hits], 3)
     with pytest.raises(ValueError, match="a cross-encoder of one class"):
         rerank(CrossEncoder(make_cross_encoder("bert", 3)), ["weather"], [hits], 3)
+
+
+def test_equal_scores_keep_the_order_of_the_search() -> None:
+    hits = [Hit(rank, 1.0, str(rank), "text") for rank in range(50)]
+    scores = np.arange(50) % 3 / 2
+    assert [int(hit.id) for hit in reordered(hits, scores, 40)] == [
+        *range(2, 50, 3),
+        *range(1, 50, 3),
+        *range(0, 21, 3),
+    ]
+    assert [int(hit.id) for hit in reordered(hits, np.zeros(50), 50)] == list(range(50))
 
 
 def test_query_reranks(

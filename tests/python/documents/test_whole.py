@@ -412,6 +412,21 @@ def test_pdf_encrypted_with_aes(monkeypatch: pytest.MonkeyPatch) -> None:
         read_whole("pdf", b"")
 
 
+@pytest.mark.parametrize("password", ["", "secret"])
+def test_an_encrypted_pdf_is_read_if_it_needs_no_password(password: str) -> None:
+    pypdf = pytest.importorskip("pypdf")
+    writer, file = pypdf.PdfWriter(), io.BytesIO()
+    writer.add_blank_page(100, 100)
+    writer.add_metadata({"/Title": "A report"})
+    writer.encrypt(password, "the owner's", algorithm="RC4-128")
+    writer.write(file)
+    if not password:
+        assert read_whole("pdf", file.getvalue()) == ("", {"pages": 1, "title": "A report"})
+        return
+    with pytest.raises(UnreadableError, match="the PDF is protected by a password"):
+        read_whole("pdf", file.getvalue())
+
+
 def test_ligatures_of_a_pdf_are_letters() -> None:
     pytest.importorskip("pypdf")
     content = r"BT /F1 12 Tf 20 100 Td (\014nal e\016cient work) Tj ET"

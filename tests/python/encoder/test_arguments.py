@@ -258,6 +258,31 @@ def test_encode_iter_takes_a_stream(encoder: Encoder) -> None:
     assert packed.shape == (50, 2) and packed.dtype == np.uint8
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"normalize_embeddings": True},
+        {"prompt": "query document: "},
+        {"prompt_name": "query"},
+        {"output_dtype": "int8", "ranges": np.array([[-0.2] * 32, [0.3] * 32])},
+    ],
+    ids=lambda options: next(reversed(options)),
+)
+def test_encode_iter_takes_the_options_of_encode(encoder: Encoder, options: dict[str, Any]) -> None:
+    texts = [f"the {i} of {i * 7}" for i in range(50)]
+    streamed = np.vstack(list(encoder.encode_iter(texts, block_size=20, **options)))
+    expected = encoder.encode(texts, **options)
+    assert streamed.dtype == expected.dtype
+    np.testing.assert_array_equal(streamed, expected)
+    assert not np.array_equal(streamed, encoder.encode(texts))
+
+
+def test_a_prompt_takes_precedence_over_its_name(encoder: Encoder) -> None:
+    both = encoder.encode("the weather", prompt_name="query", prompt="document: ")
+    np.testing.assert_array_equal(both, encoder.encode("the weather", prompt="document: "))
+    assert not np.array_equal(both, encoder.encode("the weather", prompt_name="query"))
+
+
 def test_encode_iter_reads_no_more_than_it_needs(encoder: Encoder) -> None:
     read = 0
 

@@ -189,3 +189,16 @@ def test_cosines_of_any_length(scale: float) -> None:
     query = np.ones(4, np.float32) * scale
     ((hit,),) = semantic_search(query, np.eye(4, dtype=np.float32) * scale, top_k=1)
     assert hit["score"] == pytest.approx(0.5)
+
+
+def test_mining_encodes_as_told(vectors: np.ndarray) -> None:
+    given = {"batch_size": 7, "truncate_dim": 5, "prompt_name": "query", "prompt": "query: "}
+    told = {}
+
+    class Noting(Given):
+        def encode(self, sentences: list[str], **options: Any) -> np.ndarray:
+            told.update(options)
+            return super().encode(sentences)
+
+    paraphrase_mining(Noting(vectors), ["a", "b"], show_progress_bar=True, **given)  # type: ignore[arg-type]
+    assert told == {**given, "show_progress_bar": True}

@@ -36,6 +36,7 @@ from embedkit.index.storage.generation import Generation, open_generation
 from embedkit.index.storage.ids import Ids, shared_id
 from embedkit.index.storage.layout import current_name
 from embedkit.index.storage.manifest import hash_file
+from embedkit.index.storage.segment import Segment
 
 
 def documents(begin: int, end: int, word: str = "text") -> list[Document]:
@@ -579,3 +580,65 @@ def test_a_model_whose_vectors_the_index_cannot_hold_is_refused_before_the_work(
         index.compact(factory="auto")
         assert index.reembed(FakeEncoder("new", truncate_dim=20)).documents == 301
         assert index.dimension == 20
+
+
+def test_many_documents_are_looked_up_in_blocks(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    for constant in (
+        "build.change._AT_ONCE",
+        "build.publish._IDS_AT_ONCE",
+        "storage.document_store._MATCHES_AT_ONCE",
+    ):
+        monkeypatch.setattr(f"embedkit.index.{constant}", 8)
+    assert ids(index, where="n % 7 = 0") == {f"k{n}" for n in range(0, 500, 7)}
+    assert index.delete([f"k{n}" for n in range(30)]) == 30
+    with pytest.raises(InputError, match="no document with the id 'k29'"):
+        index.delete([f"k{n}" for n in range(59, 28, -1)])
+    written = index.upsert(documents(30, 60, "new"))
+    assert (written.documents, written.replaced) == (30, 30)
+    assert {one.id for one in index if one.text.startswith("new")} == {f"k{n}" for n in range(30, 60)}
+    assert len(index) == 470
+    index.verify()
+
+
+@pytest.mark.parametrize("bound", ["rows", "characters"])
+def test_documents_are_copied_in_blocks_without_deleted_ones(
+    tmp_path: Path, encoder: FakeEncoder, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    if bound == "rows":
+        monkeypatch.setattr(Segment.scan, "__defaults__", (8,))
+        monkeypatch.setattr(transfer, "_ROWS_OF_A_GROUP", 8)
+    else:
+        monkeypatch.setattr("embedkit.index.storage.segment.CHARACTERS_AT_ONCE", 150)
+    kept = [one for one in documents(0, 60) if int(str(one.id)[1:]) % 9 not in (0, 4, 5)]
+    vectors = encoder.encode_document([one.text for one in kept], normalize_embeddings=True)
+    with Index.build(tmp_path / "index", documents(0, 60), encoder) as index:
+        index.delete(where="n % 9 in (0, 4, 5)")
+        assert index.export_parquet(tmp_path / "all.parquet") == len(kept)
+        table = parquet.read_table(tmp_path / "all.parquet")
+        assert table["id"].to_pylist() == [one.id for one in kept]
+        np.testing.assert_allclose(np.stack(table["vector"].to_numpy()), vectors, atol=1e-6)
+        assert index.compact()
+        assert [(one.id, one.text) for one in index] == [(one.id, one.text) for one in kept]
+        np.testing.assert_allclose(
+            index.generation.vectors(index.generation.living_rows()), vectors, atol=1e-6
+        )
+        index.verify(sample=60)
+
+
+def test_ids_of_deleted_documents_are_free_in_every_block(
+    tmp_path: Path, encoder: FakeEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embedkit.index.storage.segment._IDS_AT_ONCE", 8)
+    Index.build(tmp_path / "b", documents(10, 30), encoder).close()
+    with Index.build(tmp_path / "a", documents(0, 60), encoder) as a:
+        a.delete(where="n >= 10 and n < 29")
+        with pytest.raises(InputError, match="the id 'k29' is in"):
+            Index.merge(tmp_path / "all", [tmp_path / "a", tmp_path / "b"])
+        a.delete("k29")
+        assert [one for block in a.generation.living_ids() for one in block] == [
+            f"k{n}" for n in range(60) if not 10 <= n < 30
+        ]
+    with Index.merge(tmp_path / "all", [tmp_path / "a", tmp_path / "b"]) as merged:
+        assert len(merged) == 60
+        merged.verify()

@@ -50,6 +50,15 @@ def test_a_pickle_does_not_search_vectors_of_another_model(index: Index) -> None
         pickle.loads(packed)
 
 
+def test_a_pickle_of_an_index_that_was_forced_open_is_forced_open(index: Index) -> None:
+    with pytest.warns(UserWarning, match="may be meaningless"):
+        forced = Index.open(index.path, FakeEncoder("other"), force=True)
+    with forced, pytest.warns(UserWarning, match="may be meaningless"):
+        copy = pickle.loads(pickle.dumps(forced))
+    with copy:
+        assert len(copy.search("text 4", k=4)[0]) == 4
+
+
 def test_the_names_that_info_prints_open_a_model(tmp_path: Path) -> None:
     first = Index.build(tmp_path / "a", ["one", "two"])
     name = first.info()["model"]

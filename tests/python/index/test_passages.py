@@ -502,3 +502,38 @@ def test_merging_with_an_index_that_is_not_cut_says_so(tmp_path: Path) -> None:
     told = r"cut is cut into passages \(10:2\), and .*whole is not cut into passages; they cannot be merged"
     with pytest.raises(ModelMismatchError, match=told):
         Index.merge(tmp_path / "both", [tmp_path / "whole", tmp_path / "cut"])
+
+
+def test_near_duplicates_are_found_in_every_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedkit.index.build.duplicates._AT_ONCE", 2)
+    near = "alpha beta gamma delta epsilon zeta eta theta iota kappa"
+    texts = [near, "something else", "third one here", f"{near} lambda", "a fourth text", "here one third"]
+    with Index.build(tmp_path / "index", texts, FakeEncoder(), dedup="near:0.9") as built:
+        assert [document.id for document in built] == ["0", "1", "2", "4"]
+
+
+def test_passages_of_many_documents_are_replaced_and_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for constant in ("publish._IDS_AT_ONCE", "change._AT_ONCE"):
+        monkeypatch.setattr(f"embedkit.index.build.{constant}", 4)
+
+    def documents(word: str, numbers: range) -> list[Document]:
+        return [Document(f"{word} {n}. " * 12, f"d{n}", {"n": n}) for n in numbers]
+
+    with Index.build(
+        tmp_path / "index", documents("Before", range(20)), Tokenizing(), passages="8:0"
+    ) as index:
+        index.upsert(documents("After", range(5, 20)))
+        assert {one.id.partition("#")[0] for one in index if "Before" in one.text} == {
+            f"d{n}" for n in range(5)
+        }
+        index.verify()
+        assert index.delete(where="n < 18") == 18
+        assert {one.id.partition("#")[0] for one in index} == {"d18", "d19"}
+
+
+@pytest.mark.parametrize("words", [1024, 2500])
+def test_a_sentence_of_many_words_is_all_in_passages(words: int) -> None:
+    text = " ".join(f"w{n}" for n in range(words))
+    assert " ".join(piece.text for piece in cut(text, "8:0")) == text

@@ -1,13 +1,15 @@
-"""Given vectors of any length, of documents and of queries."""
+"""Vectors of any length, given or encoded, of documents and of queries."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from fake_encoder import FakeEncoder
 
+from embedkit import Encoder
 from embedkit.index import Document, Index
 
 
@@ -28,3 +30,24 @@ def test_queries_of_any_length_have_cosines(tmp_path: Path, scale: float, count:
         scores, rows = index.search_vectors(vectors[:count] * np.float32(scale), 1)
         assert rows[:, 0].tolist() == list(range(count))
         np.testing.assert_allclose(scores[:, 0], 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["fake", "core"])  # only the latter has two steps for a stream
+def test_texts_keep_the_length_of_their_vectors_under_dot(
+    tmp_path: Path, make_model: Callable[..., Path], kind: str
+) -> None:
+    encoder = FakeEncoder() if kind == "fake" else Encoder(make_model())
+    texts = [" ".join(["weather", "people", "night", "day"][: 1 + n % 4] * (1 + n % 3)) for n in range(12)]
+    queries = ["weather", "the people of the night", "day day day"]
+    vectors, asked = encoder.encode_document(texts), encoder.encode_query(queries)
+    assert all(np.abs(np.linalg.norm(one, axis=1) - 1).min() > 0.005 for one in (vectors, asked))
+    with Index.build(tmp_path / "index", texts, encoder, metric="dot") as index:
+        for found in (
+            index.search(queries, 12, hybrid=False),
+            next(index.search_stream([queries], 12, hybrid=False)),
+        ):
+            scores = np.zeros((3, 12), np.float32)
+            for row, hits in enumerate(found):
+                for hit in hits:
+                    scores[row, int(hit.id)] = hit.score
+            np.testing.assert_allclose(scores, asked @ vectors.T, rtol=1e-4, atol=1e-4)

@@ -301,3 +301,61 @@ def test_it_listens_on_every_address_of_a_name(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(OSError, match="Cannot assign") as told:
         server.bind("name", 0)
     assert told.value.errno == errno.EADDRNOTAVAIL
+
+
+def test_every_option_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "keys").write_text("third\n")
+    monkeypatch.setenv("EMBEDKIT_API_KEY", "second")
+    opened, served = [], []
+
+    def open_state(options: Options) -> State:
+        opened.append(options)
+        return state_of()
+
+    monkeypatch.setattr("embedkit.serve.opening.open_state", open_state)
+    monkeypatch.setattr("embedkit.serve.server.run", lambda *_, ready, **options: served.append(options))
+    given: dict[str, object] = {
+        "model": "a=one",
+        "rerank": "b=two",
+        "index": "three",
+        "precision": "bf16",
+        "device": "cuda:1",
+        "threads": 3,
+        "max-memory": 5000,
+        "on-overflow": "error",
+        "port": 0,
+        "api-key": "first",
+        "api-key-file": tmp_path / "keys",
+        "allow-origin": ORIGIN,
+        "allow-host": "host.example",
+        "max-body": 11,
+        "max-texts": 12,
+        "max-queue": 13,
+        "max-queue-tokens": 14,
+        "max-batch-tokens": 15,
+        "max-connections": 16,
+        "timeout": 21.5,
+        "drain": 22.5,
+        "keep-alive": 23.5,
+        "header-timeout": 24.5,
+        "body-timeout": 25.5,
+        "log-level": "debug",
+    }
+    assert main([word for name, value in given.items() for word in (f"--{name}", str(value))]) == 0
+    limits = Limits(
+        body=11,
+        texts=12,
+        queue_requests=13,
+        queue_tokens=14,
+        batch_tokens=15,
+        connections=16,
+        timeout=21.5,
+        keep_alive=23.5,
+        header_timeout=24.5,
+        body_timeout=25.5,
+    )
+    settings = Settings(limits, ("first", "second", "third"), "error", (ORIGIN,), ("host.example",))
+    assert opened == [Options(["a=one"], ["b=two"], "three", "bf16", "cuda:1", 3, 5000, settings)]
+    assert served == [{"drain": 22.5, "log_level": "debug"}]
+    options = {option for action in _parser()._actions for option in action.option_strings}
+    assert options == {f"--{name}" for name in given} | {"-h", "--help", "--version", "--host"}

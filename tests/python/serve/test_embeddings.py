@@ -192,6 +192,8 @@ def test_prompts(start: Callable[..., RunningServer], tmp_path: Path) -> None:
             answer = running.embed(["a text", "b"], model="mine", **given)
             np.testing.assert_array_equal(vectors(answer), encoder.encode(["a text", "b"], prompt_name=name))
         assert answer["model"] == "mine"
+        named = running.post("/embed", {"inputs": ["a text"], "prompt_name": "passage"}).json()
+        np.testing.assert_array_equal(np.float32(named), encoder.encode(["a text"], prompt_name="passage"))
         prompted = [prompts["passage"] + text for text in ("a text", "b")]
         count = sum(map(len, encoder.tokenize(prompted)["input_ids"]))
         assert answer["usage"]["total_tokens"] == count
@@ -205,6 +207,8 @@ def test_long_texts_are_truncated_or_refused(
     assert error["param"] == "input[2]"
     assert error["code"] == "text_too_long"
     server.embed([fitting], truncate=False)
+    refused = server.post("/embed", {"inputs": ["a", long], "truncate": False})
+    assert refused.status_code == 400 and "inputs[1]" in refused.text
     with start("--on-overflow", "error") as strict:
         error_of(strict, {"input": long})
         strict.embed(long, truncate=True)

@@ -106,3 +106,18 @@ def test_queries_of_a_request_and_their_hits_are_bounded(body: SearchRequest, li
     assert isinstance(body.query, list)
     fewer = body.model_copy(update={"query": body.query[:-1]})
     assert len(_check(fewer, limits)) == len(body.query) - 1
+
+
+def test_where_and_filter_must_both_match(tmp_path: Path) -> None:
+    documents = [
+        Document(f"text number {number}", str(number), {"topic": "xyz"[number % 3], "lang": lang})
+        for number, lang in enumerate(["en", "de"] * 15)
+    ]
+    service = SearchService(Index.build(tmp_path / "index", documents, FakeEncoder()))
+    try:
+        body = SearchRequest(query="text", where="topic = 'x' or topic = 'y'", filter={"lang": "en"})
+        (hits,) = asyncio.run(service.search(body, 30))
+    finally:
+        service.close()
+    expected = {number for number in range(0, 30, 2) if number % 3 < 2}
+    assert {int(hit.id) for hit in hits} == expected

@@ -8,6 +8,7 @@ import threading
 import time
 import unicodedata
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,14 @@ def test_vectors_and_filters(searching: RunningServer, index_folder: Path) -> No
     assert [hit["metadata"]["number"] for hit in hits_of(searching, query="a", filter={"number": 7})[0]] == [
         7
     ]
+
+
+def test_what_a_score_is_made_of_if_asked(searching: RunningServer, index_folder: Path) -> None:
+    with Index.open(index_folder) as index:
+        expected = [asdict(hit.parts) for hit in index.search(QUERIES[0], 3, hybrid=True)[0] if hit.parts]
+    (hits,) = hits_of(searching, query=QUERIES[0], k=3, hybrid=True, explain=True)
+    assert [hit["parts"] for hit in hits] == expected and len(expected) == 3
+    assert not any("parts" in hit for hit in hits_of(searching, query=QUERIES[0], k=3, hybrid=True)[0])
 
 
 def test_more_like_a_document(searching: RunningServer, index_folder: Path) -> None:
@@ -326,6 +335,7 @@ def test_hits_are_not_written_for_a_client_that_has_gone(service: SearchService,
         ({"query": "a", "filter": {"a": [1]}}, "filter.a"),
         ({"query": "a", "filter": {"a": 2**64 - 1}}, "filter"),  # cannot be compared exactly
         ({"query": "a", "nprobe": 4}, "nprobe"),
+        ({"query": "a", "ef": 4}, "ef"),
         ({"query": "a", "nprobe": 4, "where": "number > 1"}, "nprobe"),
         ({"query": "a", "where": "left ="}, "where"),
         ({"vector": [1.0] * 256, "hybrid": True}, "hybrid"),

@@ -243,3 +243,9 @@ def test_what_cannot_be_written_is_said_before_mining(
     monkeypatch.setattr("embedkit.Encoder", None)  # no model is opened
     assert cli.main(["mine", str(tmp_path / "pairs.jsonl"), str(tmp_path / "out.tsv")]) == 2
     assert "a tab or line break in 'two\\nlines'" in capsys.readouterr().err
+
+
+def test_anchors_of_several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedkit.training.hard_negatives._BLOCK", 7)
+    chosen = MineOptions(negatives=2)
+    assert mine_negatives(PAIRS, Known(), chosen, corpus=EXTRA).rows == brute_force(chosen, judged=False)

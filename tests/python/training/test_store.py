@@ -158,3 +158,16 @@ def test_no_texts_and_read_only(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="read-only"):
         store.ids(0)[0] = 9
     assert store.lengths.dtype == store.ids(0).dtype == np.int32
+
+
+def test_texts_of_several_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, "bert")
+    given = texts(40)
+    expected = TextStore(tmp_path, given, 8)
+    monkeypatch.setattr("embedkit.training.data.store._CHUNK", 6)
+    store = TextStore(tmp_path, given, 8)
+    assert [store.ids(row).tolist() for row in store.rows] == [
+        expected.ids(row).tolist() for row in expected.rows
+    ]
+    np.testing.assert_array_equal(store.lengths, expected.lengths)
+    assert store.truncated == expected.truncated > 0

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ pytest.importorskip("tensorboard")
 yaml = pytest.importorskip("yaml")
 
 import in_batch  # noqa: F401  # registers its objective
-from embedkit.training import loop, run_folder, trainer
+from embedkit.training import callbacks, loop, run_folder, trainer
 from embedkit.training.data.readers import read
 from embedkit.training.model import ModelOptions, SentenceModel
 from embedkit.training.objectives import objective_class
@@ -725,3 +726,40 @@ def test_another_number_of_processes_is_refused(content: dict[str, Any], tmp_pat
         (folder / f"rng_state_{rank}.pth").touch()
     with pytest.raises(ValueError, match="another number of processes"):
         train(recipe, tmp_path / "run")
+
+
+def test_texts_that_are_cut_are_told(
+    content: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    content["model"]["max_length"] = 4
+    content["evaluation"] = {}
+    train(make(content, epochs=0), tmp_path / "run")
+    assert re.search(r"\d+ texts are longer than max_length=4 tokens and are cut", caplog.text)
+    caplog.clear()
+    content["model"]["max_length"] = 64
+    train(make(content, epochs=0), tmp_path / "whole")
+    assert "are cut" not in caplog.text
+
+
+def test_prompts_are_refused_where_the_model_leaves_them_out(
+    content: dict[str, Any], tmp_path: Path, make_model: Callable[..., Path]
+) -> None:
+    content["model"]["path"] = str(make_model(include_prompt=False))
+    content["evaluation"] = {}
+    train(make(content, epochs=0), tmp_path / "plain")
+    content["data"]["nli"]["prompts"] = {"text1": "query: "}
+    with pytest.raises(ValueError, match=r"leaves prompts out of its pooling.* remove the prompts"):
+        train(make(content, epochs=0), tmp_path / "prompted")
+
+
+def test_the_seconds_before_a_resume_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([100.0, 103.0, 104.5])
+    monkeypatch.setattr(callbacks, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    log = [{"train_seconds": 2.0}, {"train_seconds": 7.0}, {"loss": 1.0, "step": 2}]
+    state = SimpleNamespace(log_history=log, global_step=2)
+    clock = callbacks.Clock()
+    clock.on_train_begin(None, state, None)
+    clock.on_log(None, state, None, {"loss": 1.0})
+    assert log[-1]["train_seconds"] == 10.0
+    clock.on_train_end(None, state, None)
+    assert clock.seconds == 11.5
