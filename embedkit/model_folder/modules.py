@@ -68,6 +68,8 @@ _MODULES = (
     "Normalize",
     "LogitScore",
 )
+_OF_PAIRS = (["Transformer"], ["Transformer", "LogitScore"])
+"""The modules of a cross-encoder."""
 _MAX_PATH = 1000  # characters; file systems allow about 4000, including the folder
 _REMEDY = (
     "embedkit runs one Transformer, one Pooling, then any number of Dense and Normalize, or one StaticEmbedding in "
@@ -128,6 +130,10 @@ def module_entries(root: Path) -> list[tuple[str, Path]]:
             return [("Transformer", root)]
         normalize = read_json(root / "config.json").get("normalize", False)
         return [("StaticEmbedding", root), *([("Normalize", root / "1_Normalize")] if normalize else [])]
+    if (kinds := [kind for kind, _ in entries]) in _OF_PAIRS:
+        raise ValueError(
+            f"{path}: the modules are {', '.join(kinds)}, those of a cross-encoder; open it with embedkit.CrossEncoder."
+        )
     if not entries or entries[0][0] != "Router":  # whose modules are checked with those of each route
         check_route(entries, path)
     return entries
@@ -155,7 +161,7 @@ def scorer_entries(root: Path) -> tuple[Path, Path | None]:
     if entries is None:
         return root, None
     kinds = [kind for kind, _ in entries]
-    if kinds not in (["Transformer"], ["Transformer", "LogitScore"]):
+    if kinds not in _OF_PAIRS:
         raise ValueError(
             f"{path}: the modules are {', '.join(kinds) or 'none'}; a cross-encoder is one Transformer, or a "
             "Transformer and a LogitScore. A sentence encoder is opened with embedkit.Encoder."
