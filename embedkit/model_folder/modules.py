@@ -27,6 +27,7 @@ __all__ = [
     "read_logit_score",
     "read_pooling",
     "scorer_entries",
+    "without_dropout",
 ]
 
 # Name in sentence-transformers -> name in the core.
@@ -204,10 +205,13 @@ def _listed(root: Path, path: Path) -> list[tuple[str, Path]] | None:
         type_name, relative = module.get("type"), module.get("path", "")
         if not isinstance(type_name, str) or not isinstance(relative, str):
             raise ValueError(f"{path}: a module has no type or path: {module!r}. Fetch the file again.")
-        entry = module_kind(type_name, path), module_folder(root, relative, path)
-        if entry[0] != "Dropout":  # which does nothing after training
-            entries.append(entry)
-    return entries
+        entries.append((module_kind(type_name, path), module_folder(root, relative, path)))
+    return without_dropout(entries)
+
+
+def without_dropout(entries: list[tuple[str, Path]]) -> list[tuple[str, Path]]:
+    """The modules but those of Dropout, which do nothing after training."""
+    return [entry for entry in entries if entry[0] != "Dropout"]
 
 
 def module_kind(type_name: Any, path: Path) -> str:

@@ -128,6 +128,25 @@ def test_a_saved_router_keeps_the_length_of_the_encoder(
         np.testing.assert_allclose(getattr(reference, name)(TEXTS), vectors, atol=2e-6)
 
 
+def test_a_dropout_of_a_route_does_nothing(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    st = pytest.importorskip("sentence_transformers")
+    modules = pytest.importorskip("sentence_transformers.models")
+    dropout = modules.Dropout(0.5)
+    routes = {
+        "query": [*st.SentenceTransformer(str(make_model()), device="cpu"), dropout],
+        "document": list(st.SentenceTransformer(str(make_model(pooling="cls")), device="cpu")),
+    }
+    router = modules.Router(routes, default_route="document")
+    reference = st.SentenceTransformer(modules=[router, dropout, modules.Normalize()], device="cpu")
+    reference.save(str(tmp_path / "model"))
+    encoder = Encoder(tmp_path / "model")
+    np.testing.assert_allclose(encoder.encode_query(TEXTS), reference.encode_query(TEXTS), atol=2e-6)
+    encoder.save(tmp_path / "saved")
+    assert Encoder(tmp_path / "saved").verify() == encoder.fingerprint
+    again = st.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    np.testing.assert_allclose(again.encode_query(TEXTS), reference.encode_query(TEXTS), atol=2e-6)
+
+
 def test_router_with_a_static_query_route(make_model: Callable[..., Path], tmp_path: Path) -> None:
     st = pytest.importorskip("sentence_transformers")
     modules = pytest.importorskip("sentence_transformers.models")
