@@ -280,6 +280,31 @@ def test_damaged_routers(make_model: Callable[..., Path], tmp_path: Path) -> Non
         Encoder(source)
 
 
+@pytest.mark.parametrize("listed", [False, True])
+def test_token_ids_are_of_the_default_route(
+    make_model: Callable[..., Path], tmp_path: Path, listed: bool
+) -> None:
+    pytest.importorskip("prometheus_client")
+    from embedkit.serve.token_ids import TokenDecoder
+
+    folder = asymmetric(tmp_path / "model", make_model)
+    (query,) = folder.glob("query_0*/tokenizer.json")
+    other = json.loads(query.read_text())
+    vocab = other["model"]["vocab"]
+    words = sorted(vocab, key=vocab.__getitem__)
+    other["model"]["vocab"] = {
+        word: vocab[word] if word in words[:5] else len(vocab) + 4 - vocab[word] for word in vocab
+    }
+    query.write_text(json.dumps(other))
+    if listed:
+        (document,) = folder.glob("document_0*/tokenizer.json")
+        document.with_name("vocab.txt").write_text("\n".join(words))
+        document.unlink()
+    encoder = Encoder(folder)
+    rows = encoder.tokenize(["the weather"])["input_ids"]
+    assert TokenDecoder(encoder).texts(rows, "input") == ["the weather"]
+
+
 def test_the_server_takes_the_routes(make_model: Callable[..., Path], tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     pytest.importorskip("pydantic")
