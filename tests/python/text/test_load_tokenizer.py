@@ -215,6 +215,9 @@ LISTED = {
             "added_tokens": {"the": subword_vocabulary().index("the")},
         },
         {"tokenizer_config": {"mask_token": "[MASK]"}, "without": {}},
+        {"tokenizer_config": {"query_token": "the", "add_a_token": True}},
+        {"tokenizer_config": {"query_token": TOKEN}, "special_tokens_map": {"document_token": "the"}},
+        {"special_tokens_map": {"extra_special_tokens": ["the"], "additional_special_tokens": ["a"]}},
     ],
 )
 def test_added_tokens_beside_tokenizer_json_against_transformers(
