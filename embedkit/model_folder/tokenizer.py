@@ -243,7 +243,7 @@ def _from_json(
         vocab = _checked_vocabulary(model.get("vocab"), path)
         core, ids_of_added = _build(vocab, added, model, normalizer, path)
         ids = {**vocab, **ids_of_added}
-        size = max(len(vocab), max(ids_of_added.values(), default=-1) + 1)
+        size = max(ids.values()) + 1
     else:
         try:
             if model.get("type") not in ("BPE", "Unigram"):
@@ -349,19 +349,19 @@ def _from_vocabulary(path: Path, settings: TokenizerSettings, lowercase_first: b
         raise damaged(path, f"not UTF-8 ({error})") from None
     if lines[-1] == "":
         lines.pop()
-    # As in transformers, the last of duplicate lines counts; an empty string is an unused id.
-    vocab = {token: i for i, token in enumerate(lines)}
-    tokens = [token if vocab[token] == i else "" for i, token in enumerate(lines)]
+    vocab = {
+        token: i for i, token in enumerate(lines)
+    }  # as in transformers, the last of duplicate lines counts
     defaults = default_tokens(kind) or default_tokens("BertTokenizer")
     roles = {name: settings.token(name, default) for name, default in defaults.items()}
     added = _added_of_settings(settings, [token for token in roles.values() if token is not None])
     contents = {name: token["content"] for name, token in roles.items() if token is not None}
     normalizer = _Normalizer(lowercase_first=lowercase_first)
     normalizer.override(settings)
-    core, ids_of_added = _build(tokens, added, {"unk_token": contents["unk_token"]}, normalizer, path)
+    core, ids_of_added = _build(vocab, added, {"unk_token": contents["unk_token"]}, normalizer, path)
     prefix, suffix = (ids_of_added[contents["cls_token"]],), (ids_of_added[contents["sep_token"]],)
     pad_id = ids_of_added[contents["pad_token"]]
-    size = max(len(tokens), max(ids_of_added.values()) + 1)
+    size = max(len(lines), max(ids_of_added.values()) + 1)
     side = settings.truncation_side()
     unknown_id = vocab.get(contents["unk_token"])
     return Tokenizer(
@@ -370,20 +370,21 @@ def _from_vocabulary(path: Path, settings: TokenizerSettings, lowercase_first: b
 
 
 def _build(
-    vocab: Mapping[str, int] | list[str],
+    vocab: Mapping[str, int],
     added: list[dict[str, Any]],
     model: Mapping[str, Any],
     normalizer: _Normalizer,
     path: Path,
 ) -> tuple[_core.WordPiece, dict[str, int]]:
     """The core, and the id of each added token."""
-    tokens = vocab if isinstance(vocab, list) else sorted(vocab, key=vocab.__getitem__)
-    known = vocab if not isinstance(vocab, list) else {token: i for i, token in enumerate(vocab) if token}
+    tokens = [""] * (max(vocab.values(), default=-1) + 1)  # an empty string is an unused id
+    for token, i in vocab.items():
+        tokens[i] = token
     limit = typed(model, "max_input_chars_per_word", int, 100, path)
     if limit < 0:
         raise damaged(path, f'"max_input_chars_per_word" is {limit}')
     try:
-        ids, flagged = added_ids(added, known, len(tokens))
+        ids, flagged = added_ids(added, vocab, len(vocab))
         core = _core.WordPiece(
             tokens,
             [_core.AddedToken(**token) for token in flagged],
@@ -398,6 +399,7 @@ def _build(
 
 
 def _checked_vocabulary(vocab: Any, path: Path) -> dict[str, int]:
+    """The vocabulary of a WordPiece model; an id may be missing, as of a vocab.txt that repeats a line."""
     if not isinstance(vocab, dict) or not vocab:
         raise damaged(path, 'there is no vocabulary in "model"')
     ids = list(vocab.values())
@@ -405,10 +407,10 @@ def _checked_vocabulary(vocab: Any, path: Path) -> dict[str, int]:
         token = next(token for token, i in vocab.items() if type(i) is not int)
         raise damaged(path, f"the id of the token {token!r:.80} is {vocab[token]!r:.80}, not an integer")
     ids.sort()
-    if ids != list(range(len(ids))):
-        repeated = next((i for i, following in pairwise(ids) if i == following), None)
-        missing = next(i for i, present in enumerate([*ids, -1]) if i != present)
-        problem = f"has no token of id {missing}" if repeated is None else f"has the id {repeated} twice"
+    repeated = next((i for i, following in pairwise(ids) if i == following), None)
+    strange = next((i for i in (ids[0], ids[-1]) if not 0 <= i < 2 * len(ids)), None)
+    if repeated is not None or strange is not None:
+        problem = f"has the id {strange}" if repeated is None else f"has the id {repeated} twice"
         raise damaged(path, f"the vocabulary of {len(ids)} tokens {problem}")
     return vocab
 
