@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import shutil
@@ -126,6 +127,42 @@ def test_a_saved_router_keeps_the_length_of_the_encoder(
         assert np.abs(vectors - getattr(whole, name)(TEXTS)).max() > 0.01
         assert np.array_equal(getattr(saved, name)(TEXTS), vectors)
         np.testing.assert_allclose(getattr(reference, name)(TEXTS), vectors, atol=2e-6)
+
+
+def test_a_length_that_is_also_that_of_the_default_route(
+    make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = asymmetric(tmp_path / "model", make_model)
+    for name, length in (("document", 6), ("query", 30)):
+        (settings,) = folder.glob(f"{name}_0*/sentence_bert_config.json")
+        settings.write_text(json.dumps({"max_seq_length": length}))
+    own, given, later = Encoder(folder), Encoder(folder, max_length=6), Encoder(folder)
+    later.max_seq_length = 6
+    vectors = given.encode_query(TEXTS[3:])
+    assert np.abs(vectors - own.encode_query(TEXTS[3:])).max() > 0.01
+    assert given.describe()["tokens"] == 6
+    given.save(tmp_path / "saved")
+    for encoder in (later, copy.copy(given), pickle.loads(pickle.dumps(given)), Encoder(tmp_path / "saved")):
+        assert np.array_equal(encoder.encode_query(TEXTS[3:]), vectors)
+    assert Encoder(tmp_path / "saved").verify() != own.fingerprint
+
+
+def test_an_index_keeps_a_length_that_is_also_that_of_the_default_route(
+    make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("faiss")
+    from embedkit.index import Document, ModelMismatchError
+
+    folder = asymmetric(tmp_path / "model", make_model)
+    (settings,) = folder.glob("document_0*/sentence_bert_config.json")
+    settings.write_text('{"max_seq_length": 6}')
+    Index.build(tmp_path / "index", TEXTS[:2], Encoder(folder, max_length=6)).close()
+    with Index.open(tmp_path / "index") as index:
+        assert index.info()["max_length"] == 6
+        index.add([Document(TEXTS[3], "long")])
+    with Index.open(tmp_path / "index", Encoder(folder)) as index:
+        with pytest.raises(ModelMismatchError, match="built with max_length=6, but the encoder's is None"):
+            index.add([Document("another", "short")])
 
 
 def test_a_dropout_of_a_route_does_nothing(make_model: Callable[..., Path], tmp_path: Path) -> None:
