@@ -15,7 +15,7 @@ from .rebuilt import BERT_CLASSES, default_tokens, id_of, is_wordpiece, keeps_sc
 from .subword import UnknownToCore, added_ids, subword_core
 from .tokenizer_files import ROLES, TokenizerSettings, added_token, check_types, damaged, template_ids, typed
 
-__all__ = ["Tokenizer", "changes_beside", "load_tokenizer"]
+__all__ = ["Tokenizer", "changes_beside", "load_tokenizer", "vocabulary_tokens"]
 
 _CHUNK = 128  # texts passed to `tokenizers` at once: Ctrl-C waits until it returns
 _ENDED = ("GemmaTokenizer", "LlamaTokenizer")  # of transformers 4, with a template of settings
@@ -154,6 +154,9 @@ def changes_beside(folder: Path) -> dict[str, Any]:
         for name in ("normalizer", "pre_tokenizer")
         if plain_step(made.get(name)) != plain_step(written.get(name))
     }
+    model = typed(made, "model", dict, None, path)
+    if fields := _other_fields(model, written["model"]):
+        changes["model"] = fields
     ids = _ids_around(made, settings, path)
     try:
         same = ids == template_ids(written.get("post_processor"), path)
@@ -164,11 +167,30 @@ def changes_beside(folder: Path) -> dict[str, Any]:
     truncation = typed(written, "truncation", dict, {}, path)
     if settings.truncation_side(typed(truncation, "direction", str, "right", path)) == "left":
         changes["truncation_side"] = "left"
-    if missing := _missing_tokens(
-        settings, kind, _added(written, path), typed(made, "model", dict, None, path)
-    ):
+    if missing := _missing_tokens(settings, kind, _added(written, path), model):
         changes["added_tokens"] = missing
     return changes
+
+
+def _other_fields(made: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a model that are not as written, its tokens aside; one that is left out is as one of null."""
+
+    def plain(model: Mapping[str, Any], name: str) -> Any:
+        value = model.get(name)
+        return value if type(value) is int else value or None
+
+    # The unknown token of a BPE that a class builds is never needed: its vocabulary has the bytes.
+    aside = {"vocab", "merges", *(("unk_token",) if made.get("type") == "BPE" else ())}
+    names = sorted({*made, *written} - aside)
+    return {name: made.get(name) for name in names if plain(made, name) != plain(written, name)}
+
+
+def vocabulary_tokens(settings: TokenizerSettings) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
+    """The tokens of the roles and all added tokens of a tokenizer without tokenizer.json."""
+    defaults = default_tokens(settings.class_of_transformers) or default_tokens("BertTokenizer")
+    found = {name: settings.token(name, default) for name, default in defaults.items()}
+    roles = {name: token for name, token in found.items() if token is not None}
+    return roles, _added_of_settings(settings, list(roles.values()))
 
 
 def _added(content: Mapping[str, Any], path: Path) -> list[dict[str, Any]]:
@@ -349,13 +371,10 @@ def _from_vocabulary(path: Path, settings: TokenizerSettings, lowercase_first: b
         raise damaged(path, f"not UTF-8 ({error})") from None
     if lines[-1] == "":
         lines.pop()
-    vocab = {
-        token: i for i, token in enumerate(lines)
-    }  # as in transformers, the last of duplicate lines counts
-    defaults = default_tokens(kind) or default_tokens("BertTokenizer")
-    roles = {name: settings.token(name, default) for name, default in defaults.items()}
-    added = _added_of_settings(settings, [token for token in roles.values() if token is not None])
-    contents = {name: token["content"] for name, token in roles.items() if token is not None}
+    # As in transformers, the last of duplicate lines counts.
+    vocab = {token: i for i, token in enumerate(lines)}
+    roles, added = vocabulary_tokens(settings)
+    contents = {name: token["content"] for name, token in roles.items()}
     normalizer = _Normalizer(lowercase_first=lowercase_first)
     normalizer.override(settings)
     core, ids_of_added = _build(vocab, added, {"unk_token": contents["unk_token"]}, normalizer, path)
