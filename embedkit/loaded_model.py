@@ -79,6 +79,7 @@ class LoadedModel(ABC, Generic[_Engine]):
         self._loaded: _Engine | None = self._open(path, options)
         release_freed_memory()  # of reading the weights
         self.max_seq_length = self._loaded.folder_length if max_length is None else max_length
+        self._length_given = max_length is not None
         self._start()
 
     @abstractmethod
@@ -122,6 +123,7 @@ class LoadedModel(ABC, Generic[_Engine]):
     def max_seq_length(self, value: int) -> None:
         engine = self._engine
         self._max_length = check_max_length(value, engine.special_tokens, engine.positions)
+        self._length_given = True
 
     def describe(self) -> dict[str, Any]:
         """Report the model, its numerics, the machine, and how many inputs were processed and truncated so far."""

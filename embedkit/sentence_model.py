@@ -104,11 +104,20 @@ class SentenceModel(LoadedModel[Engine]):
         ranges = check_ranges(dtype, ranges, engine.folder, width, normalize=bool(normalize))
         return Plan(prompt, options, dtype, ranges, width, on_device and engine.tensors)
 
+    @property
+    def _own_length(self) -> int | None:
+        """The maximum length that the caller has set; None for the folder's own."""
+        engine = self._engine
+        # The same number may be another one than that of a further route.
+        other = self._max_length != engine.folder_length or (
+            self._length_given and bool(engine.folder.routes)
+        )
+        return self._max_length if other else None
+
     def _length_on(self, engine: Engine) -> int:
-        """The maximum length on a route: its own, unless the caller has set another one."""
-        if self._max_length == self._engine.folder_length:
-            return engine.folder_length
-        return min(self._max_length, engine.positions)
+        """The maximum length on a route: its own, unless the caller has set one."""
+        length = self._own_length
+        return engine.folder_length if length is None else min(length, engine.positions)
 
     def _prompt_text(self, name: str | None) -> str:
         """The text of a prompt; None for the default one."""
@@ -278,7 +287,7 @@ class SentenceModel(LoadedModel[Engine]):
                 self.similarity_fn_name,
             ),
             ranges=kept,
-            route_length=None if self._max_length == engine.folder_length else self._max_length,
+            route_length=self._own_length,
         )
 
     def verify(self) -> str:

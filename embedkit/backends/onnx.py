@@ -69,6 +69,7 @@ class OnnxStage:
         self._pad_id = pad_id or 0
         self._vocab_size = int(folder.config["vocab_size"])
         self._hidden_size = folder.hidden_size
+        self._first_position = int(folder.config.get("padding_idx", -1)) + 1
         self.dimension = folder.dimension
         session = Session(graph.path, providers, threads)
         self._session = session
@@ -138,6 +139,7 @@ class OnnxStage:
             "attention_mask": mask,
             "token_type_ids": np.zeros_like(padded),
             "pooling_mask": mask & (position >= skip[:, None]),
+            "position_ids": np.broadcast_to(position + self._first_position, mask.shape),
         }
         if request.token_embeddings:
             self._refuse_without_tokens()

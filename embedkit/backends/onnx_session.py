@@ -28,7 +28,7 @@ _DTYPES: dict[str, type[np.generic]] = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
 }
-_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "pooling_mask")
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "pooling_mask", "position_ids")
 _TOKENS = ("token_embeddings", "last_hidden_state")
 _SENTENCE = "sentence_embedding"
 _FATAL = 4  # a severity of ONNX Runtime: errors are raised, not printed to stderr

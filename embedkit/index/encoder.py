@@ -112,7 +112,7 @@ def own_max_length(encoder: TextEncoder) -> int | None:
     if not isinstance(encoder, Encoder):
         told: int | None = encoder.describe().get("own_max_length")
         return told
-    return None if encoder.max_seq_length == encoder._engine.folder_length else encoder.max_seq_length
+    return encoder._own_length
 
 
 def own_overflow(encoder: TextEncoder) -> str | None:
@@ -189,9 +189,12 @@ def check_reading(root: Path, encoder: TextEncoder, manifest: Manifest) -> None:
             f"with an encoder of the same (prompts={{'document': {recorded!r}}}), or build it again"
         )
     own, built = getattr(encoder, "max_seq_length", None), manifest.max_length
-    if built is None and isinstance(encoder, Encoder):
-        built = encoder._engine.folder_length
-    if own != built and None not in (own, built):
+    if isinstance(encoder, Encoder):
+        if encoder._engine.folder.routes:  # None: each has its own
+            own = own_max_length(encoder)
+        elif built is None:
+            built = encoder._engine.folder_length
+    if own != built and (isinstance(encoder, Encoder) or None not in (own, built)):
         raise ModelMismatchError(
             f"{root} was built with max_length={built}, but the encoder's is {own}; "
             "open it with an encoder of the same length, or build it again"

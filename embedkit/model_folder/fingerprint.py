@@ -8,7 +8,8 @@ It is the SHA-256 of a JSON object with sorted keys and no spaces:
   ``name dtype shape``, then its bytes (little-endian, C order). A model stored in fp16 or bf16 and the same
   values in fp32 have the same hash. An int8 folder keeps the hash of the weights it was made from;
 * ``tokenizer``: the SHA-256 of ``tokenizer.json`` without truncation and padding (``max_length`` decides), and
-  under ``"changes"`` of what the settings beside it make otherwise, if they do; or of ``vocab.txt`` and these;
+  under ``"changes"`` of what the settings beside it make otherwise, if they do; or of ``vocab.txt`` and these, and
+  under ``"tokens"`` of the special and added tokens, if further files change them;
 * ``pooling``, ``include_prompt``, ``head`` (each Dense with the hash of its weights), ``do_lower_case``;
 * for a model with a Router instead: ``weights``, ``routes`` (each route's fingerprint without weights),
   ``default_route`` and ``route_mappings``;
@@ -29,7 +30,7 @@ import numpy.typing as npt
 from .folder import ModelFolder, Settings
 from .json_file import present, read_json
 from .modules import Dense
-from .tokenizer import changes_beside
+from .tokenizer import changes_beside, vocabulary_tokens
 from .tokenizer_files import TokenizerSettings
 from .weights import core_head, stored_tensors
 
@@ -130,11 +131,16 @@ def _tokenizer_hash(model: ModelFolder) -> str:
         if model.static is None and (changes := changes_beside(folder)):
             content["changes"] = changes
     else:
-        path = folder / "tokenizer_config.json"
-        config = read_json(path) if present(path) else {}
-        content = {key: config.get(key) for key in _TOKENIZER_SETTINGS}
-        kind = TokenizerSettings(folder).class_of_transformers
+        settings = TokenizerSettings(folder)
+        content = {key: settings.values.get(key) for key in _TOKENIZER_SETTINGS}
+        kind = settings.class_of_transformers
         if kind not in ("", "BertTokenizer"):
             content["class"] = kind
+        used = vocabulary_tokens(settings)
+        hashed = (*_TOKENIZER_SETTINGS, "tokenizer_class")
+        settings.values = {key: value for key, value in settings.values.items() if key in hashed}
+        settings.special = settings.added = {}
+        if used != vocabulary_tokens(settings):  # by other settings and files, which mostly say the same
+            content["tokens"] = used
         content["vocab"] = hashlib.sha256((folder / "vocab.txt").read_bytes()).hexdigest()
     return hashlib.sha256(_canonical(content)).hexdigest()

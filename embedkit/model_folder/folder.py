@@ -20,9 +20,10 @@ from .architectures import FOREIGN, Architecture, CoreConfig, graph_config
 from .families import REFUSED, architecture_of, known_types
 from .json_file import present, read_json
 from .modules import Dense, Normalize, Pooling, module_entries, plain_pooling, read_head, read_pooling
-from .router import Routing, read_routing
-from .sentence_settings import check_template, read_length
+from .router import ROUTER_FILE, Routing, read_routing
+from .sentence_settings import SENTENCE_CONFIGS, check_template, read_length
 from .static import STATIC, StaticFiles, read_static
+from .tokenizer_files import TOKENIZER_FILES
 
 __all__ = [
     "BUILTIN",
@@ -53,9 +54,20 @@ METADATA_FILE = "embedkit.json"
 SETTINGS_FILE = "config_sentence_transformers.json"
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
-
-_READ = frozenset((".json", ".safetensors", ".txt", ".model", ".onnx"))
-"""Endings of the files that make a model what it is."""
+_READ = frozenset(
+    (
+        "modules.json",
+        "config.json",
+        "adapter_config.json",
+        METADATA_FILE,
+        SETTINGS_FILE,
+        ROUTER_FILE,
+        *SENTENCE_CONFIGS,
+        *TOKENIZER_FILES,
+    )
+)
+_READ_ENDINGS = (".safetensors", ".safetensors.index.json")
+_GRAPH_ENDINGS = (".onnx", ".embedkit.json")
 
 
 @dataclass(frozen=True)
@@ -104,7 +116,7 @@ class ModelFolder:
         static: the weights of a static model; None for a transformer.
         routing: which route a text takes; None for a model with one.
         routes: their folders; the default one, which this folder is of, among them.
-        files: name, time and size of each file when the folder was opened.
+        files: name, time and size of each file that makes the model what it is, when the folder was opened.
     """
 
     path: Path
@@ -244,7 +256,14 @@ def open_folder(path: Path, *, graph: bool = False) -> ModelFolder:
         )
     routes = folder.routing.entries.values() if folder.routing is not None else ()
     places = {path, *(place for modules in (entries, *routes) for _, place in modules)}
-    files = (file for place in places if place.is_dir() for file in place.iterdir() if file.suffix in _READ)
+    endings = _READ_ENDINGS + _GRAPH_ENDINGS if graph else _READ_ENDINGS
+    files = (
+        file
+        for place in places
+        if place.is_dir()
+        for file in place.iterdir()
+        if file.name in _READ or file.name.endswith(endings)
+    )
     return replace(folder, files={file: state for file in files if (state := _state(file)) is not None})
 
 

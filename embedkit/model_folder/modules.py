@@ -27,6 +27,7 @@ __all__ = [
     "read_logit_score",
     "read_pooling",
     "scorer_entries",
+    "without_dropout",
 ]
 
 # Name in sentence-transformers -> name in the core.
@@ -68,6 +69,8 @@ _MODULES = (
     "Normalize",
     "LogitScore",
 )
+_OF_PAIRS = (["Transformer"], ["Transformer", "LogitScore"])
+"""The modules of a cross-encoder."""
 _MAX_PATH = 1000  # characters; file systems allow about 4000, including the folder
 _REMEDY = (
     "embedkit runs one Transformer, one Pooling, then any number of Dense and Normalize, or one StaticEmbedding in "
@@ -128,6 +131,10 @@ def module_entries(root: Path) -> list[tuple[str, Path]]:
             return [("Transformer", root)]
         normalize = read_json(root / "config.json").get("normalize", False)
         return [("StaticEmbedding", root), *([("Normalize", root / "1_Normalize")] if normalize else [])]
+    if (kinds := [kind for kind, _ in entries]) in _OF_PAIRS:
+        raise ValueError(
+            f"{path}: the modules are {', '.join(kinds)}, those of a cross-encoder; open it with embedkit.CrossEncoder."
+        )
     if not entries or entries[0][0] != "Router":  # whose modules are checked with those of each route
         check_route(entries, path)
     return entries
@@ -155,7 +162,7 @@ def scorer_entries(root: Path) -> tuple[Path, Path | None]:
     if entries is None:
         return root, None
     kinds = [kind for kind, _ in entries]
-    if kinds not in (["Transformer"], ["Transformer", "LogitScore"]):
+    if kinds not in _OF_PAIRS:
         raise ValueError(
             f"{path}: the modules are {', '.join(kinds) or 'none'}; a cross-encoder is one Transformer, or a "
             "Transformer and a LogitScore. A sentence encoder is opened with embedkit.Encoder."
@@ -198,10 +205,13 @@ def _listed(root: Path, path: Path) -> list[tuple[str, Path]] | None:
         type_name, relative = module.get("type"), module.get("path", "")
         if not isinstance(type_name, str) or not isinstance(relative, str):
             raise ValueError(f"{path}: a module has no type or path: {module!r}. Fetch the file again.")
-        entry = module_kind(type_name, path), module_folder(root, relative, path)
-        if entry[0] != "Dropout":  # which does nothing after training
-            entries.append(entry)
-    return entries
+        entries.append((module_kind(type_name, path), module_folder(root, relative, path)))
+    return without_dropout(entries)
+
+
+def without_dropout(entries: list[tuple[str, Path]]) -> list[tuple[str, Path]]:
+    """The modules but those of Dropout, which do nothing after training."""
+    return [entry for entry in entries if entry[0] != "Dropout"]
 
 
 def module_kind(type_name: Any, path: Path) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .json_file import present, read_json
-from .modules import check_route, module_folder, module_kind
+from .modules import check_route, module_folder, module_kind, without_dropout
 
 __all__ = ["ROUTER_FILE", "Routing", "read_routing"]
 
@@ -95,7 +95,7 @@ def read_routing(folder: Path, after: list[tuple[str, Path]]) -> Routing:
                 f"{path}: the route {route!r:.80} must be a list of modules. Fetch the file again."
             )
         modules = [(module_kind(types.get(name), path), module_folder(folder, name, path)) for name in names]
-        entries[route] = [*modules, *after]
+        entries[route] = [*without_dropout(modules), *after]
         check_route(entries[route], path)
     default = parameters.get("default_route")
     if default is None and parameters.get("allow_empty_key", True):

@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from .fingerprint import fingerprint, hash_stored_weights, source_weights_hash
 from .folder import FORMAT, METADATA_FILE, SETTINGS_FILE, ModelFolder, Settings, open_folder
-from .json_file import present, read_json, write_json
-from .modules import ACTIVATIONS, POOLING_FLAGS, Dense, Normalize, Pooling
+from .json_file import load_json, present, read_json, write_json
+from .modules import ACTIVATIONS, POOLING_FLAGS, Dense, Normalize, Pooling, module_folder
 from .safetensors_file import write_errors
 from .sentence_settings import sentence_config
 from .static import is_model2vec
@@ -328,18 +328,21 @@ def _check_source(folder: ModelFolder) -> None:
 def _copy_routes(folder: ModelFolder, work: Path, length: int | None) -> None:
     """Copy the files of all routes; the names of their modules stay. ``length`` is that of every route, if given."""
     assert folder.routing is not None
-    for path in (folder.path / "modules.json", folder.routing.path):
-        destination = work / path.relative_to(folder.path)
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, destination)
-    for name, route in folder.routes.items():
+    listing, router = folder.path / "modules.json", folder.routing.path
+    named = [module_folder(folder.path, module.get("path", ""), listing) for module in load_json(listing)]
+    for names in read_json(router)["structure"].values():
+        named += [module_folder(router.parent, name, router) for name in names]
+    # A Dropout, which no route has here, is still named in the two files.
+    settings = [
+        path for module in named for path in (module / "config.json", sentence_config(module)[1]) if path
+    ]
+    for path in (listing, router, *settings):
+        if present(path):
+            destination = work / path.relative_to(folder.path)
+            destination.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, destination)
+    for route in folder.routes.values():
         _copy_files(route, work)
-        for kind, module in folder.routing.entries[name]:
-            own = module / "config.json" if kind in ("Pooling", "Normalize") else sentence_config(module)[1]
-            if own is not None and present(own):
-                destination = work / own.relative_to(folder.path)
-                destination.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(own, destination)
         if length is not None:
             inner = work / route.transformer.relative_to(folder.path)
             _write_length(inner, min(length, route.positions), route.do_lower_case)

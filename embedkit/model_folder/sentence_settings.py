@@ -8,7 +8,7 @@ from typing import Any
 
 from .json_file import present, read_json
 
-__all__ = ["TASKS", "check_template", "read_length", "sentence_config"]
+__all__ = ["SENTENCE_CONFIGS", "TASKS", "check_template", "read_length", "sentence_config"]
 
 TASKS = {
     "feature-extraction": ("last_hidden_state", "token_embeddings"),
@@ -19,7 +19,7 @@ TASKS = {
 
 _OF_PAIRS = ("sequence-classification", "text-generation")
 
-_SENTENCE_CONFIGS = (
+SENTENCE_CONFIGS = (
     "sentence_bert_config.json",
     "sentence_roberta_config.json",
     "sentence_distilbert_config.json",
@@ -72,7 +72,7 @@ def read_length(folder: Path, task: str = "feature-extraction") -> tuple[int | N
 
 def sentence_config(folder: Path) -> tuple[dict[str, Any], Path | None]:
     """The content of ``sentence_bert_config.json``, or of its older name, and its path; empty without it."""
-    for name in _SENTENCE_CONFIGS:
+    for name in SENTENCE_CONFIGS:
         path = folder / name
         if present(path):
             return read_json(path), path

@@ -15,7 +15,7 @@ from .rebuilt import BERT_CLASSES, default_tokens, id_of, is_wordpiece, keeps_sc
 from .subword import UnknownToCore, added_ids, subword_core
 from .tokenizer_files import ROLES, TokenizerSettings, added_token, check_types, damaged, template_ids, typed
 
-__all__ = ["Tokenizer", "changes_beside", "load_tokenizer"]
+__all__ = ["Tokenizer", "changes_beside", "load_tokenizer", "vocabulary_tokens"]
 
 _CHUNK = 128  # texts passed to `tokenizers` at once: Ctrl-C waits until it returns
 _ENDED = ("GemmaTokenizer", "LlamaTokenizer")  # of transformers 4, with a template of settings
@@ -154,6 +154,9 @@ def changes_beside(folder: Path) -> dict[str, Any]:
         for name in ("normalizer", "pre_tokenizer")
         if plain_step(made.get(name)) != plain_step(written.get(name))
     }
+    model = typed(made, "model", dict, None, path)
+    if fields := _other_fields(model, written["model"]):
+        changes["model"] = fields
     ids = _ids_around(made, settings, path)
     try:
         same = ids == template_ids(written.get("post_processor"), path)
@@ -164,11 +167,30 @@ def changes_beside(folder: Path) -> dict[str, Any]:
     truncation = typed(written, "truncation", dict, {}, path)
     if settings.truncation_side(typed(truncation, "direction", str, "right", path)) == "left":
         changes["truncation_side"] = "left"
-    if missing := _missing_tokens(
-        settings, kind, _added(written, path), typed(made, "model", dict, None, path)
-    ):
+    if missing := _missing_tokens(settings, kind, _added(written, path), model):
         changes["added_tokens"] = missing
     return changes
+
+
+def _other_fields(made: Mapping[str, Any], written: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a model that are not as written, its tokens aside; one that is left out is as one of null."""
+
+    def plain(model: Mapping[str, Any], name: str) -> Any:
+        value = model.get(name)
+        return value if type(value) is int else value or None
+
+    # The unknown token of a BPE that a class builds is never needed: its vocabulary has the bytes.
+    aside = {"vocab", "merges", *(("unk_token",) if made.get("type") == "BPE" else ())}
+    names = sorted({*made, *written} - aside)
+    return {name: made.get(name) for name in names if plain(made, name) != plain(written, name)}
+
+
+def vocabulary_tokens(settings: TokenizerSettings) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
+    """The tokens of the roles and all added tokens of a tokenizer without tokenizer.json."""
+    defaults = default_tokens(settings.class_of_transformers) or default_tokens("BertTokenizer")
+    found = {name: settings.token(name, default) for name, default in defaults.items()}
+    roles = {name: token for name, token in found.items() if token is not None}
+    return roles, _added_of_settings(settings, list(roles.values()))
 
 
 def _added(content: Mapping[str, Any], path: Path) -> list[dict[str, Any]]:
@@ -243,7 +265,7 @@ def _from_json(
         vocab = _checked_vocabulary(model.get("vocab"), path)
         core, ids_of_added = _build(vocab, added, model, normalizer, path)
         ids = {**vocab, **ids_of_added}
-        size = max(len(vocab), max(ids_of_added.values(), default=-1) + 1)
+        size = max(ids.values()) + 1
     else:
         try:
             if model.get("type") not in ("BPE", "Unigram"):
@@ -349,19 +371,16 @@ def _from_vocabulary(path: Path, settings: TokenizerSettings, lowercase_first: b
         raise damaged(path, f"not UTF-8 ({error})") from None
     if lines[-1] == "":
         lines.pop()
-    # As in transformers, the last of duplicate lines counts; an empty string is an unused id.
+    # As in transformers, the last of duplicate lines counts.
     vocab = {token: i for i, token in enumerate(lines)}
-    tokens = [token if vocab[token] == i else "" for i, token in enumerate(lines)]
-    defaults = default_tokens(kind) or default_tokens("BertTokenizer")
-    roles = {name: settings.token(name, default) for name, default in defaults.items()}
-    added = _added_of_settings(settings, [token for token in roles.values() if token is not None])
-    contents = {name: token["content"] for name, token in roles.items() if token is not None}
+    roles, added = vocabulary_tokens(settings)
+    contents = {name: token["content"] for name, token in roles.items()}
     normalizer = _Normalizer(lowercase_first=lowercase_first)
     normalizer.override(settings)
-    core, ids_of_added = _build(tokens, added, {"unk_token": contents["unk_token"]}, normalizer, path)
+    core, ids_of_added = _build(vocab, added, {"unk_token": contents["unk_token"]}, normalizer, path)
     prefix, suffix = (ids_of_added[contents["cls_token"]],), (ids_of_added[contents["sep_token"]],)
     pad_id = ids_of_added[contents["pad_token"]]
-    size = max(len(tokens), max(ids_of_added.values()) + 1)
+    size = max(len(lines), max(ids_of_added.values()) + 1)
     side = settings.truncation_side()
     unknown_id = vocab.get(contents["unk_token"])
     return Tokenizer(
@@ -370,20 +389,21 @@ def _from_vocabulary(path: Path, settings: TokenizerSettings, lowercase_first: b
 
 
 def _build(
-    vocab: Mapping[str, int] | list[str],
+    vocab: Mapping[str, int],
     added: list[dict[str, Any]],
     model: Mapping[str, Any],
     normalizer: _Normalizer,
     path: Path,
 ) -> tuple[_core.WordPiece, dict[str, int]]:
     """The core, and the id of each added token."""
-    tokens = vocab if isinstance(vocab, list) else sorted(vocab, key=vocab.__getitem__)
-    known = vocab if not isinstance(vocab, list) else {token: i for i, token in enumerate(vocab) if token}
+    tokens = [""] * (max(vocab.values(), default=-1) + 1)  # an empty string is an unused id
+    for token, i in vocab.items():
+        tokens[i] = token
     limit = typed(model, "max_input_chars_per_word", int, 100, path)
     if limit < 0:
         raise damaged(path, f'"max_input_chars_per_word" is {limit}')
     try:
-        ids, flagged = added_ids(added, known, len(tokens))
+        ids, flagged = added_ids(added, vocab, len(vocab))
         core = _core.WordPiece(
             tokens,
             [_core.AddedToken(**token) for token in flagged],
@@ -398,6 +418,7 @@ def _build(
 
 
 def _checked_vocabulary(vocab: Any, path: Path) -> dict[str, int]:
+    """The vocabulary of a WordPiece model; an id may be missing, as of a vocab.txt that repeats a line."""
     if not isinstance(vocab, dict) or not vocab:
         raise damaged(path, 'there is no vocabulary in "model"')
     ids = list(vocab.values())
@@ -405,10 +426,10 @@ def _checked_vocabulary(vocab: Any, path: Path) -> dict[str, int]:
         token = next(token for token, i in vocab.items() if type(i) is not int)
         raise damaged(path, f"the id of the token {token!r:.80} is {vocab[token]!r:.80}, not an integer")
     ids.sort()
-    if ids != list(range(len(ids))):
-        repeated = next((i for i, following in pairwise(ids) if i == following), None)
-        missing = next(i for i, present in enumerate([*ids, -1]) if i != present)
-        problem = f"has no token of id {missing}" if repeated is None else f"has the id {repeated} twice"
+    repeated = next((i for i, following in pairwise(ids) if i == following), None)
+    strange = next((i for i in (ids[0], ids[-1]) if not 0 <= i < 2 * len(ids)), None)
+    if repeated is not None or strange is not None:
+        problem = f"has the id {strange}" if repeated is None else f"has the id {repeated} twice"
         raise damaged(path, f"the vocabulary of {len(ids)} tokens {problem}")
     return vocab
 

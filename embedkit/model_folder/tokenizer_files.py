@@ -110,12 +110,22 @@ class TokenizerSettings:
     @property
     def special_tokens(self) -> list[dict[str, Any]]:
         """The special tokens without a role, in the form of tokenizer.json."""
-        extra = self.values.get("extra_special_tokens")
-        tokens = _special_tokens(extra, self.path)
-        if not extra or isinstance(extra, dict):  # a list replaces the older name's
-            tokens += _special_tokens(self.values.get("additional_special_tokens"), self.path)
+        files = [(self.values, self.path)]
         if "added_tokens_decoder" not in self.values:  # beside which transformers reads no older file
-            tokens += _special_tokens(self.special.get("additional_special_tokens"), self.special_path)
+            files.append((self.special, self.special_path))
+        tokens: list[dict[str, Any]] = []
+        listed = False
+        for values, path in files:
+            named = {
+                name: value
+                for name, value in values.items()
+                if name.endswith("_token") and name not in ROLES and _is_token(value)
+            }
+            extra, older = values.get("extra_special_tokens"), values.get("additional_special_tokens")
+            tokens += _special_tokens(named, path) + _special_tokens(extra, path)
+            if not listed and (not extra or isinstance(extra, dict)):  # a list replaces the older name's
+                tokens += _special_tokens(older, path)
+            listed = isinstance(extra, list) or older is not None
         return tokens
 
     @property
@@ -231,6 +241,11 @@ def added_token(value: Any, path: Path, *, special: bool) -> dict[str, Any]:
     for name in _FLAGS:
         token[name] = typed(value, name, bool, name == "normalized" and not special, path)
     return token
+
+
+def _is_token(value: Any) -> bool:
+    """Whether a setting is a token; "add_bos_token" is a flag."""
+    return isinstance(value, str) or (isinstance(value, dict) and "content" in value)
 
 
 def _special_tokens(values: Any, path: Path) -> list[dict[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from ..encoder import Encoder
@@ -80,15 +79,15 @@ class TokenDecoder:
         return ids
 
     def _load(self) -> None:
-        folder = Path(str(self._encoder.describe()["path"]))
-        files = [*folder.glob("tokenizer.json"), *folder.glob("*/tokenizer.json")]
-        if not files:
+        folder = self._encoder._engine.folder.transformer  # of the default route
+        path = folder / "tokenizer.json"
+        if not path.is_file():
             vocabulary = folder / "vocab.txt"
             if not vocabulary.is_file():
                 raise ApiError(400, f"this model's tokenizer takes no token ids; {_HINT}", param="input")
             self._tokens = vocabulary.read_text(encoding="utf-8").split("\n")
             return
-        content = json.loads(files[0].read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
         model = content.get("model", {})
         if model.get("continuing_subword_prefix") == "##":
             vocab: dict[str, int] = dict(model["vocab"])
@@ -107,7 +106,7 @@ class TokenDecoder:
                     f"{_HINT}",
                     param="input",
                 ) from None
-            self._other = tokenizers.Tokenizer.from_file(str(files[0]))
+            self._other = tokenizers.Tokenizer.from_file(str(path))
 
     def _decode(self, ids: list[int]) -> str | None:
         """A text that might have these ids; None if one is outside the vocabulary."""

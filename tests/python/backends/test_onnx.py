@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx_graphs import edit_graph, optimum_folder, trace
+from tiny_cross_encoders import write_cross_encoder
 
 from embedkit import Encoder
 from embedkit.backends.onnx import OnnxStage
@@ -71,6 +72,15 @@ def test_modules_of_the_folder(
     scale = np.abs(expected).max()
     assert vectors.shape == expected.shape and vectors.dtype == np.float32
     assert np.abs(vectors - expected).max() <= 5e-6 * max(1, scale)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_positions_as_an_input(kind: str, tmp_path: Path, texts: list[str]) -> None:
+    """Optimum gives decoders this input; RoBERTa counts from the id of the padding."""
+    source = write_cross_encoder(tmp_path / "source", kind, 1)
+    graph = trace(source, tmp_path / "model.onnx", inputs=("input_ids", "attention_mask", "position_ids"))
+    encoder = Encoder(optimum_folder(source, graph, tmp_path / "model"), backend="onnx")
+    np.testing.assert_allclose(encoder.encode(texts), Encoder(source).encode(texts), atol=2e-5)
 
 
 def test_prompts_excluded_from_pooling(

@@ -121,6 +121,22 @@ def test_a_folder_that_has_changed_is_no_longer_the_model_in_memory(
         pickle.loads(pickled)
 
 
+def test_files_that_the_model_does_not_read_may_change(make_model: Make, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(make_model(), tmp_path / "model"))
+    (folder / "notes.txt").write_text("first")
+    encoder = Encoder(folder)
+    (folder / "notes.txt").write_text("of another length")
+    for name in ("sentencepiece.bpe.model", "generation_config.json", "model.onnx"):
+        (folder / name).write_text("{}")
+    encoder.save(tmp_path / "saved")
+    assert Encoder(tmp_path / "saved").verify() == encoder.fingerprint
+    for name in ("added_tokens.json", "sentence_roberta_config.json"):
+        encoder = Encoder(folder)
+        (folder / name).write_text("{}")
+        with pytest.raises(ValueError, match="has changed since the model was opened"):
+            encoder.save(tmp_path / "changed")
+
+
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
 def test_copies_share_the_engine_and_have_their_own_prompts(
     make_model: Make, copied: Callable[[Encoder], Encoder]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import pickle
 import shutil
@@ -126,6 +127,63 @@ def test_a_saved_router_keeps_the_length_of_the_encoder(
         assert np.abs(vectors - getattr(whole, name)(TEXTS)).max() > 0.01
         assert np.array_equal(getattr(saved, name)(TEXTS), vectors)
         np.testing.assert_allclose(getattr(reference, name)(TEXTS), vectors, atol=2e-6)
+
+
+def test_a_length_that_is_also_that_of_the_default_route(
+    make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = asymmetric(tmp_path / "model", make_model)
+    for name, length in (("document", 6), ("query", 30)):
+        (settings,) = folder.glob(f"{name}_0*/sentence_bert_config.json")
+        settings.write_text(json.dumps({"max_seq_length": length}))
+    own, given, later = Encoder(folder), Encoder(folder, max_length=6), Encoder(folder)
+    later.max_seq_length = 6
+    vectors = given.encode_query(TEXTS[3:])
+    assert np.abs(vectors - own.encode_query(TEXTS[3:])).max() > 0.01
+    assert given.describe()["tokens"] == 6
+    given.save(tmp_path / "saved")
+    for encoder in (later, copy.copy(given), pickle.loads(pickle.dumps(given)), Encoder(tmp_path / "saved")):
+        assert np.array_equal(encoder.encode_query(TEXTS[3:]), vectors)
+    assert Encoder(tmp_path / "saved").verify() != own.fingerprint
+
+
+def test_an_index_keeps_a_length_that_is_also_that_of_the_default_route(
+    make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("faiss")
+    from embedkit.index import Document, ModelMismatchError
+
+    folder = asymmetric(tmp_path / "model", make_model)
+    (settings,) = folder.glob("document_0*/sentence_bert_config.json")
+    settings.write_text('{"max_seq_length": 6}')
+    Index.build(tmp_path / "index", TEXTS[:2], Encoder(folder, max_length=6)).close()
+    with Index.open(tmp_path / "index") as index:
+        assert index.info()["max_length"] == 6
+        index.add([Document(TEXTS[3], "long")])
+    with (
+        Index.open(tmp_path / "index", Encoder(folder)) as index,
+        pytest.raises(ModelMismatchError, match="built with max_length=6, but the encoder's is None"),
+    ):
+        index.add([Document("another", "short")])
+
+
+def test_a_dropout_of_a_route_does_nothing(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    st = pytest.importorskip("sentence_transformers")
+    modules = pytest.importorskip("sentence_transformers.models")
+    dropout = modules.Dropout(0.5)
+    routes = {
+        "query": [*st.SentenceTransformer(str(make_model()), device="cpu"), dropout],
+        "document": list(st.SentenceTransformer(str(make_model(pooling="cls")), device="cpu")),
+    }
+    router = modules.Router(routes, default_route="document")
+    reference = st.SentenceTransformer(modules=[router, dropout, modules.Normalize()], device="cpu")
+    reference.save(str(tmp_path / "model"))
+    encoder = Encoder(tmp_path / "model")
+    np.testing.assert_allclose(encoder.encode_query(TEXTS), reference.encode_query(TEXTS), atol=2e-6)
+    encoder.save(tmp_path / "saved")
+    assert Encoder(tmp_path / "saved").verify() == encoder.fingerprint
+    again = st.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
+    np.testing.assert_allclose(again.encode_query(TEXTS), reference.encode_query(TEXTS), atol=2e-6)
 
 
 def test_router_with_a_static_query_route(make_model: Callable[..., Path], tmp_path: Path) -> None:
@@ -259,6 +317,31 @@ def test_damaged_routers(make_model: Callable[..., Path], tmp_path: Path) -> Non
     (source / "router_config.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"router_config\.json is missing"):
         Encoder(source)
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_token_ids_are_of_the_default_route(
+    make_model: Callable[..., Path], tmp_path: Path, listed: bool
+) -> None:
+    pytest.importorskip("prometheus_client")
+    from embedkit.serve.token_ids import TokenDecoder
+
+    folder = asymmetric(tmp_path / "model", make_model)
+    (query,) = folder.glob("query_0*/tokenizer.json")
+    other = json.loads(query.read_text())
+    vocab = other["model"]["vocab"]
+    words = sorted(vocab, key=vocab.__getitem__)
+    other["model"]["vocab"] = {
+        word: vocab[word] if word in words[:5] else len(vocab) + 4 - vocab[word] for word in vocab
+    }
+    query.write_text(json.dumps(other))
+    if listed:
+        (document,) = folder.glob("document_0*/tokenizer.json")
+        document.with_name("vocab.txt").write_text("\n".join(words))
+        document.unlink()
+    encoder = Encoder(folder)
+    rows = encoder.tokenize(["the weather"])["input_ids"]
+    assert TokenDecoder(encoder).texts(rows, "input") == ["the weather"]
 
 
 def test_the_server_takes_the_routes(make_model: Callable[..., Path], tmp_path: Path) -> None:

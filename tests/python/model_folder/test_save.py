@@ -352,6 +352,58 @@ def test_a_vocabulary_file_is_fingerprinted_with_its_class(make_model: Make, tmp
     assert found[0] != found[1]
 
 
+def test_special_tokens_of_any_file_change_the_fingerprint(make_model: Make, tmp_path: Path) -> None:
+    """Of a vocab.txt; one that says what is so without it does not."""
+    source = Path(shutil.copytree(make_model(), tmp_path / "source"))
+    vocabulary = json.loads((source / "tokenizer.json").read_text())["model"]["vocab"]
+    (source / "tokenizer.json").unlink()
+    (source / "vocab.txt").write_text("\n".join(sorted(vocabulary, key=vocabulary.get)), encoding="utf-8")
+    (source / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    seen: list[str] = []
+    for number, (name, content) in enumerate(
+        (
+            ("other.json", {}),
+            ("special_tokens_map.json", {"unk_token": "[MASK]"}),
+            ("special_tokens_map.json", {"cls_token": "[MASK]"}),
+            ("special_tokens_map.json", {"additional_special_tokens": ["weather"]}),
+            ("added_tokens.json", {"weather": vocabulary["weather"]}),
+            ("tokenizer_config.json", {"tokenizer_class": "BertTokenizer", "extra_special_tokens": ["now"]}),
+            ("tokenizer_config.json", {"tokenizer_class": "BertTokenizer", "query_token": "today"}),
+        )
+    ):
+        folder = Path(shutil.copytree(source, tmp_path / str(number)))
+        (folder / name).write_text(json.dumps(content))
+        seen.append(Encoder(folder).fingerprint)
+    assert len(set(seen)) == len(seen)
+    flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
+    usual = {"unk_token": "[UNK]", "mask_token": {"content": "[MASK]", **flags}}
+    (source / "special_tokens_map.json").write_text(json.dumps(usual))
+    (source / "added_tokens.json").write_text("{}")
+    assert Encoder(source).fingerprint == seen[0]
+
+
+def test_what_a_class_makes_of_the_model_changes_the_fingerprint(make_model: Make, tmp_path: Path) -> None:
+    """Its unknown token, and the longest word that it splits."""
+    source = make_model()
+    found = []
+    for name, longest, settings in (
+        ("plain", 100, {}),
+        ("unknown", 100, {"unk_token": "[MASK]"}),
+        ("short", 4, {"tokenizer_class": "PreTrainedTokenizerFast"}),
+        ("rebuilt", 4, {}),
+    ):
+        folder = Path(shutil.copytree(source, tmp_path / name))
+        content = json.loads((folder / "tokenizer.json").read_text())
+        content["model"]["max_input_chars_per_word"] = longest
+        (folder / "tokenizer.json").write_text(json.dumps(content))
+        settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": True, **settings}
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+        found.append((Encoder(folder).tokenize(["weather \u0d85"]), Encoder(folder).fingerprint))
+    (plain, one), (unknown, two), (short, three), (rebuilt, four) = found
+    assert plain == rebuilt != short and plain != unknown
+    assert len({one, two, three, four}) == 4
+
+
 def test_ranges_are_kept_for_int8_embeddings(make_model: Make, tmp_path: Path, texts: list[str]) -> None:
     encoder = Encoder(make_model(normalize=True))
     vectors = encoder.encode(texts)

@@ -215,6 +215,9 @@ LISTED = {
             "added_tokens": {"the": subword_vocabulary().index("the")},
         },
         {"tokenizer_config": {"mask_token": "[MASK]"}, "without": {}},
+        {"tokenizer_config": {"query_token": "the", "add_a_token": True}},
+        {"tokenizer_config": {"query_token": TOKEN}, "special_tokens_map": {"document_token": "the"}},
+        {"special_tokens_map": {"extra_special_tokens": ["the"], "additional_special_tokens": ["a"]}},
     ],
 )
 def test_added_tokens_beside_tokenizer_json_against_transformers(
@@ -393,6 +396,25 @@ def test_vocabulary_file_with_repeated_and_empty_lines(tmp_path: Path) -> None:
     assert loaded.vocab_size == 9
 
 
+@pytest.mark.parametrize("config", [{}, {"extra_special_tokens": ["<n>", "b", "<m>"]}, {"cls_token": "<c>"}])
+def test_repeated_lines_against_transformers(tmp_path: Path, config: dict[str, Any]) -> None:
+    """transformers saves such a vocabulary as a tokenizer.json with ids that no token has."""
+    transformers = pytest.importorskip("transformers")
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL, "a", "", "b", "a", "", "##b"]), encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "BertTokenizer", **config})
+    )
+    texts = ["a b ab", "a<n>b <m>c", "[CLS] a <c>"]
+    for _ in range(2):
+        reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
+        loaded = load_tokenizer(tmp_path)
+        ids = [[*loaded.prefix_ids, *row, *loaded.suffix_ids] for row in loaded.encode_batch(texts)]
+        assert ids == reference(texts)["input_ids"]
+        assert loaded.vocab_size == max(reference.get_vocab().values()) + 1
+        reference.save_pretrained(tmp_path)
+        (tmp_path / "vocab.txt").unlink(missing_ok=True)
+
+
 def without(name: str) -> Edit:
     return lambda c: c.pop(name)
 
@@ -404,9 +426,8 @@ DAMAGE: dict[str, tuple[Edit, str]] = {
     "vocabulary is a list": (lambda c: c["model"].update(vocab=["a"]), "no vocabulary"),
     "id is text": (lambda c: c["model"]["vocab"].update(a="1"), "id of the token 'a' is '1'"),
     "id is a boolean": (lambda c: c["model"]["vocab"].update(a=True), "id of the token 'a' is True"),
-    "hole": (lambda c: c["model"]["vocab"].pop("[CLS]"), "no token of id 2"),
-    "negative id": (lambda c: c["model"]["vocab"].update(zzz=-1), "no token of id 0"),
-    "huge id": (lambda c: c["model"]["vocab"].update(zzz=10**30), "no token of id"),
+    "negative id": (lambda c: c["model"]["vocab"].update(zzz=-1), "has the id -1"),
+    "huge id": (lambda c: c["model"]["vocab"].update(zzz=10**30), "has the id 1000"),
     "id twice": (lambda c: c["model"]["vocab"].update(zzz=2), "id 2 twice"),
     "surrogate": (lambda c: c["model"]["vocab"].update({"\ud800": 3_208}), "lone surrogate"),
     "no unknown token": (lambda c: c["model"].update(unk_token="[nope]"), "unknown token"),

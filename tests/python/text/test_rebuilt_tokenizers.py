@@ -223,6 +223,45 @@ def test_token_types_of_the_class_or_the_model_type(
     assert settings.uses_token_types(settings.class_of_transformers) == typed
 
 
+@pytest.mark.parametrize(
+    ("kind", "model_type", "token"),
+    [("GemmaTokenizer", "gemma3_text", "<mask>"), ("Qwen2Tokenizer", "qwen3", "<|endoftext|>")],
+)
+def test_tokens_of_the_class_in_the_vocabulary_alone(
+    tmp_path: Path, kind: str, model_type: str, token: str
+) -> None:
+    """No list of added tokens has them."""
+    transformers = pytest.importorskip("transformers")
+    if kind == "GemmaTokenizer":
+        names = [
+            "<pad>",
+            "<eos>",
+            "<bos>",
+            "<unk>",
+            "<mask>",
+            *(f"<0x{i:02X}>" for i in range(256)),
+            MARKED,
+            *"ab",
+        ]
+        model = models.BPE({name: i for i, name in enumerate(names)}, [], byte_fallback=True, fuse_unk=True)
+        tokenizer = Tokenizer(model)
+        tokenizer.normalizer = normalizers.Replace(" ", MARKED)
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    else:
+        names = [token, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+        tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    settings = {"tokenizer_class": kind}
+    write(
+        tmp_path, json.loads(tokenizer.to_str()), tokenizer_config=settings, config={"model_type": model_type}
+    )
+    expected = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    texts = [f"a {token}b", token, "ab"]
+    assert (
+        load_tokenizer(tmp_path).encode_batch(texts) == expected(texts, add_special_tokens=False)["input_ids"]
+    )
+
+
 @pytest.mark.parametrize("newer", [False, True])
 @pytest.mark.parametrize("own", [{}, {"cls_token": "[MASK]"}])
 def test_special_tokens_map_against_transformers(tmp_path: Path, own: dict[str, str], newer: bool) -> None:
