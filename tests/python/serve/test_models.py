@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -211,6 +212,43 @@ def test_token_ids_without_their_package_are_refused(tmp_path: Path, monkeypatch
     with pytest.raises(ApiError, match="need the package tokenizers") as refused:
         decoder.texts([[5, 6]], "input")
     assert refused.value.status == 400
+
+
+def with_special_tokens(folder: Path, template: str) -> Encoder:
+    """A tiny model whose tokenizer adds these special tokens, and decodes what it encodes."""
+    tokenizers = pytest.importorskip("tokenizers")
+    file = str(write_cross_encoder(folder, "roberta", 1) / "tokenizer.json")
+    tokenizer = tokenizers.Tokenizer.from_file(file)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single=template, special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    tokenizer.save(file)
+    config = folder / "tokenizer_config.json"  # a class that adds no special tokens of its own
+    settings = json.loads(config.read_text(encoding="utf-8")) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    config.write_text(json.dumps(settings), encoding="utf-8")
+    return Encoder(folder, threads=1)
+
+
+@pytest.mark.parametrize("template", ["<s> $A </s>", "<s> $A", "$A </s>", "$A"])
+def test_token_ids_come_with_and_without_special_tokens(tmp_path: Path, template: str) -> None:
+    encoder = with_special_tokens(tmp_path / "model", template)
+    (ids,) = encoder.tokenize(["the weather"])["input_ids"]
+    bare = [number for number in ids if number not in (0, 2)]
+    assert len(ids) == len(bare) + template.count("s>")
+    assert TokenDecoder(encoder).texts([ids, bare], "input") == ["the weather"] * 2
+
+
+def test_the_vocabulary_of_token_ids_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = with_special_tokens(tmp_path / "model", "<s> $A </s>")
+    decoder = TokenDecoder(encoder)
+    ids = encoder.tokenize(["the weather"])["input_ids"]
+    assert decoder.texts(ids, "input") == ["the weather"]
+    monkeypatch.setattr(decoder, "_other", SimpleNamespace(decode=decoder._other.decode))
+    assert decoder.texts(ids, "input") == ["the weather"]
+    for outside in (-1, 10**12):
+        with pytest.raises(ApiError, match="outside this model's vocabulary"):
+            decoder.texts([[outside]], "input")
 
 
 def test_the_default_prompt_precedes_texts_without_another(tmp_path: Path) -> None:
