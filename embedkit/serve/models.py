@@ -171,22 +171,27 @@ class EmbeddingModel:
 
     async def count(self, texts: list[str], form: Form) -> list[int]:
         """Tokens of each text after its prompt, special tokens included, after truncation."""
+        task = form.task
         prompted = [form.prompt + text for text in texts] if form.prompt else texts
         if sum(map(len, texts)) + len(form.prompt) * len(texts) <= _IN_LOOP:
-            return self._count(prompted)
+            return self._count(prompted, task)
         counts: list[int] = []
         for part in windows(prompted, TEXTS_AT_ONCE):
-            counts += await asyncio.to_thread(self._count, part)
+            counts += await asyncio.to_thread(self._count, part, task)
         return counts
 
-    def _count(self, texts: list[str], most: int | None = None) -> list[int]:
+    def _count(self, texts: list[str], task: str | None, most: int | None = None) -> list[int]:
         """Tokens of each text, of which ``most`` are kept; None: as many as the model reads."""
-        found = self.encoder._engine.token_ids(texts, most or self.encoder.max_seq_length)
+        found = self.encoder._engine.of(task).token_ids(texts, most or self.length_of(task))
         return [len(ids) for ids in found]
 
-    def too_long(self, text: str) -> bool:
-        """Whether a text that fills ``max_length`` after truncation was longer before."""
-        return self._count([text], _UNCUT)[0] > self.max_length
+    def length_of(self, task: str | None) -> int:
+        """Tokens that the model reads of a text of a task."""
+        return self.encoder._length_on(self.encoder._engine.of(task))
+
+    def too_long(self, text: str, task: str | None = None) -> bool:
+        """Whether a text that fills `length_of` after truncation was longer before."""
+        return self._count([text], task, _UNCUT)[0] > self.length_of(task)
 
     async def embed(self, texts: list[str], form: Form, tokens: list[int]) -> npt.NDArray[Any]:
         """Vectors (n, dimensions); for no texts (0, dimensions)."""
@@ -197,7 +202,8 @@ class EmbeddingModel:
 
     def embed_here(self, texts: list[str], form: Form) -> npt.NDArray[Any]:
         """`embed` for a thread that is not the event loop's."""
-        tokens = self._count([form.prompt + text for text in texts], _UNCUT if form.windows else None)
+        prompted = [form.prompt + text for text in texts]
+        tokens = self._count(prompted, form.task, _UNCUT if form.windows else None)
         rows: npt.NDArray[Any] = self.batcher.run_here(form, texts, tokens)
         return rows
 

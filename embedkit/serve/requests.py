@@ -185,10 +185,11 @@ async def check_lengths(
     """
     if _truncates(truncate, settings):
         return
-    full = [index for index, count in enumerate(tokens) if count >= model.max_length]
+    most = model.length_of(form.task)
+    full = [index for index, count in enumerate(tokens) if count >= most]
     for index in full:
-        if await asyncio.to_thread(model.too_long, form.prompt + texts[index]):
-            raise _too_long(f"{param}[{index}]", "is", model.max_length)
+        if await asyncio.to_thread(model.too_long, form.prompt + texts[index], form.task):
+            raise _too_long(f"{param}[{index}]", "is", most)
 
 
 async def check_pair_lengths(

@@ -41,8 +41,8 @@ class TokenDecoder:
         before = next((i for i, (a, b) in enumerate(same) if a != b), len(empty))
         self._prefix, self._suffix = empty[:before], empty[before:]
 
-    def texts(self, ids: Sequence[Sequence[int]], param: str) -> list[str]:
-        """The text of each list of ids.
+    def texts(self, ids: Sequence[Sequence[int]], param: str, task: str | None = None) -> list[str]:
+        """The text of each list of ids; of a model with a Router for a ``task`` whose tokenizer is the default's.
 
         Raises:
             ApiError: 400, some ids are not those of a text; ``param`` and the index are named.
@@ -70,10 +70,10 @@ class TokenDecoder:
             if text is None:
                 raise _refused(f"{param}[{index}]", "holds an id outside this model's vocabulary")
             texts.append(text)
-        room = self._encoder.max_seq_length - len(self._prefix) - len(self._suffix)
-        for index, (content, again) in enumerate(
-            zip(contents, self._encoder.tokenize(texts)["input_ids"], strict=True)
-        ):
+        engine = self._encoder._engine.of(task)
+        length = self._encoder._length_on(engine)
+        room = length - len(self._prefix) - len(self._suffix)
+        for index, (content, again) in enumerate(zip(contents, engine.token_ids(texts, length), strict=True)):
             if self._content(again) not in (content[:room], content[-room:]):
                 raise _refused(f"{param}[{index}]", "is not what this model's tokenizer makes of a text")
         return texts

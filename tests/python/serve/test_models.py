@@ -9,6 +9,7 @@ import random
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ from embedkit.serve.errors import ApiError
 from embedkit.serve.metrics import Metrics, ModelMetrics
 from embedkit.serve.models import EmbeddingModel, Memory, Pool, Served
 from embedkit.serve.opening import Options, _reranker
-from embedkit.serve.requests import check_pair_lengths
+from embedkit.serve.requests import check_lengths, check_pair_lengths
 from embedkit.serve.settings import Limits, Settings
 from embedkit.serve.state import State
 from embedkit.serve.token_ids import TokenDecoder
@@ -251,6 +252,43 @@ def test_the_vocabulary_of_token_ids_is_read_once(tmp_path: Path, monkeypatch: p
             decoder.texts([[outside]], "input")
 
 
+def test_texts_are_measured_on_the_route_of_their_task(
+    make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    st = pytest.importorskip("sentence_transformers")
+    modules = pytest.importorskip("sentence_transformers.models")
+    lengths = {"query": 8, "document": 40}
+    routes = {
+        task: list(st.SentenceTransformer(str(make_model(max_seq_length=length)), device="cpu"))
+        for task, length in lengths.items()
+    }
+    router = modules.Router(routes, default_route="document")
+    st.SentenceTransformer(modules=[router], device="cpu").save(str(tmp_path / "model"))
+    (file,) = tmp_path.glob("model/query_0*/tokenizer.json")
+    content = json.loads(file.read_text(encoding="utf-8"))
+    vocab = content["model"]["vocab"]
+    vocab["the"], vocab["people"] = vocab["people"], vocab["the"]
+    file.write_text(json.dumps(content), encoding="utf-8")
+    model = EmbeddingModel(Encoder(tmp_path / "model", threads=1), Limits(), ModelMetrics(Metrics(), "m"))
+    text = "people " * 20
+
+    async def measure(task: str) -> list[int]:
+        form = model.form(None, None, None, task)
+        tokens = await model.count([text], form)
+        await check_lengths(model, [text], form, tokens, param="input", truncate=False, settings=Settings())
+        return tokens
+
+    assert asyncio.run(measure("document")) == [22]
+    with pytest.raises(ApiError, match="longer than the 8 tokens"):
+        asyncio.run(measure("query"))
+    assert asyncio.run(model.count([text], model.form(None, None, None, "query"))) == [8]
+    ids = model.encoder.tokenize(["people"])["input_ids"]  # as the default route's tokenizer has them
+    assert model.decoder.texts(ids, "input", "document") == ["people"]
+    with pytest.raises(ApiError, match="is not what this model's tokenizer makes of a text"):
+        model.decoder.texts(ids, "input", "query")
+    model.close()
+
+
 def test_the_default_prompt_precedes_texts_without_another(tmp_path: Path) -> None:
     Encoder(prompts={"query": "question: "}, default_prompt_name="query").save(tmp_path / "model")
     model = EmbeddingModel(Encoder(tmp_path / "model", threads=1), Limits(), ModelMetrics(Metrics(), "m"))
@@ -265,7 +303,7 @@ def test_counting_ends_with_the_time_of_a_request_and_when_its_client_goes(
     model = EmbeddingModel(Encoder(threads=1), Limits(), ModelMetrics(Metrics(), "m"))
     counted: list[int] = []
 
-    def slow(texts: list[str]) -> list[int]:
+    def slow(texts: list[str], _: str | None) -> list[int]:
         counted.append(len(texts))
         time.sleep(0.1)
         return [1] * len(texts)
