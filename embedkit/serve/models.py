@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from ..cross_encoder import CrossEncoder
 from ..encoder import Encoder
 from ..inputs import windows
+from ..model_folder.safetensors_file import SafetensorsFile
 from .batching import Batcher
 from .errors import ApiError, busy
 from .metrics import ModelMetrics
@@ -42,6 +44,8 @@ _IN_LOOP = 50_000  # characters that are tokenized on the event loop: about half
 TEXTS_AT_ONCE = 256
 """Of a large request whose tokens are counted on a thread: between two parts it can end."""
 _UNCUT = 2**31 - 1  # tokens: no text has so many
+_STORED = {"F32": 4, "F16": 2, "BF16": 2, "I8": 1}  # bytes of a weight in a file
+_TABLES = ("embeddings", "embedding.weight")  # of static models, which keep 16 and 8 bits; others compute in float32
 
 
 @dataclass(frozen=True)
@@ -484,11 +488,21 @@ def _ended(model: Served[Any], loading: asyncio.Task[Any]) -> None:
 
 
 def weights_bytes(folder: Path, precision: str) -> int:
-    """About what a model takes in memory: its weights; a quarter of them where it quantizes float32, half as bf16."""
+    """About what a model takes in memory: its weights, in the type that it computes in."""
     files: list[Path] = []
     for suffix in (".safetensors", ".bin", ".onnx"):  # the same weights, where a folder holds several of them
         files = files or [path for path in folder.rglob(f"*{suffix}") if path.is_file()]
-    total = sum(path.stat().st_size for path in files)
     if any(".int8." in path.name for path in files):
-        return total
-    return total // {"int8": 4, "bf16": 2, "fp16": 2}.get(precision, 1)
+        return sum(path.stat().st_size for path in files)
+    item = {"int8": 1, "bf16": 2, "fp16": 2}.get(precision, _STORED["F32"])
+    return sum(_held(path, item) for path in files)
+
+
+def _held(path: Path, item: int) -> int:
+    """Bytes of the weights of a file, ``item`` each."""
+    if path.suffix == ".safetensors":
+        with suppress(ValueError):  # a damaged file, as loading it will tell
+            file = SafetensorsFile(path)
+            tables = {name: min(item, _STORED.get(file.dtype(name), item)) for name in _TABLES if name in file}
+            return sum(math.prod(file.shape(name)) * tables.get(name, item) for name in file)
+    return path.stat().st_size * item // _STORED["F32"]

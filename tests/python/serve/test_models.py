@@ -24,7 +24,7 @@ from embedkit.model_folder.tokenizer import Tokenizer
 from embedkit.serve.app import create_app
 from embedkit.serve.errors import ApiError
 from embedkit.serve.metrics import Metrics, ModelMetrics
-from embedkit.serve.models import EmbeddingModel, Memory, Pool, Served
+from embedkit.serve.models import EmbeddingModel, Memory, Pool, Served, weights_bytes
 from embedkit.serve.opening import Options, _reranker
 from embedkit.serve.requests import check_lengths, check_pair_lengths
 from embedkit.serve.settings import Limits, Settings
@@ -287,6 +287,25 @@ def test_texts_are_measured_on_the_route_of_their_task(
     with pytest.raises(ApiError, match="is not what this model's tokenizer makes of a text"):
         model.decoder.texts(ids, "input", "query")
     model.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "expected"),
+    [
+        ("layer.weight", np.float32, {"auto": 400, "bf16": 200, "int8": 100}),
+        ("layer.weight", np.float16, {"auto": 400, "bf16": 200, "int8": 100}),
+        ("embeddings", np.float16, {"auto": 200, "bf16": 200, "int8": 100}),  # a static model keeps them
+        ("embeddings", np.int8, {"auto": 100, "bf16": 100, "int8": 100}),
+    ],
+)
+def test_the_memory_of_weights_is_that_of_the_type_they_are_computed_in(
+    tmp_path: Path, name: str, stored: Any, expected: dict[str, int]
+) -> None:
+    numpy = pytest.importorskip("safetensors.numpy")
+    numpy.save_file({name: np.zeros((10, 10), stored)}, tmp_path / "model.safetensors")
+    assert {precision: weights_bytes(tmp_path, precision) for precision in expected} == expected
+    (tmp_path / "model.safetensors").write_bytes(b"damaged " * 50)
+    assert weights_bytes(tmp_path, "bf16") == 200
 
 
 def test_the_default_prompt_precedes_texts_without_another(tmp_path: Path) -> None:
