@@ -194,7 +194,7 @@ class SearchService:
     def _like(self, document_id: str, k: int, options: dict[str, Any]) -> list[Hit]:
         found = self.index.get([document_id])
         if not found:
-            raise ApiError(404, f"there is no document {document_id!r}", param="like", code="not_found")
+            raise ApiError(404, f"there is no document {document_id!r:.1000}", param="like", code="not_found")
         if not found[0].text.strip():
             raise ApiError(400, f"document {document_id!r} has no text; give its vector", param="like")
         vector: npt.NDArray[Any] = self.index.encoder.encode_document(

@@ -450,6 +450,10 @@ def test_a_filter_is_as_long_as_a_condition_may_be() -> None:
         assert (error.value.status, error.value.param) == (400, "filter")
 
 
+def test_the_id_of_a_document_may_be_long() -> None:
+    assert SearchRequest(like="i" * 5000).like == "i" * 5000
+
+
 def test_fields_may_be_null_and_a_filter_of_any_value() -> None:
     wanted = {"lang": "en", "year": 2019, "score": 0.5, "new": True, "tag": None, "large": 10**30}
     assert parse(SearchRequest, json.dumps({"filter": wanted}).encode()).filter == wanted
