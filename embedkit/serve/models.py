@@ -45,7 +45,10 @@ TEXTS_AT_ONCE = 256
 """Of a large request whose tokens are counted on a thread: between two parts it can end."""
 _UNCUT = 2**31 - 1  # tokens: no text has so many
 _STORED = {"F32": 4, "F16": 2, "BF16": 2, "I8": 1}  # bytes of a weight in a file
-_TABLES = ("embeddings", "embedding.weight")  # of static models, which keep 16 and 8 bits; others compute in float32
+_TABLES = (
+    "embeddings",
+    "embedding.weight",
+)  # of static models, which keep 16 and 8 bits; others compute in float32
 
 
 @dataclass(frozen=True)
@@ -503,6 +506,8 @@ def _held(path: Path, item: int) -> int:
     if path.suffix == ".safetensors":
         with suppress(ValueError):  # a damaged file, as loading it will tell
             file = SafetensorsFile(path)
-            tables = {name: min(item, _STORED.get(file.dtype(name), item)) for name in _TABLES if name in file}
+            tables = {
+                name: min(item, _STORED.get(file.dtype(name), item)) for name in _TABLES if name in file
+            }
             return sum(math.prod(file.shape(name)) * tables.get(name, item) for name in file)
     return path.stat().st_size * item // _STORED["F32"]
