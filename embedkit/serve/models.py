@@ -290,6 +290,9 @@ class Served(Generic[_M]):
     loading: asyncio.Task[_M] | None = None  # which all requests wait for that came meanwhile
     aliases: list[str] = field(default_factory=list)
     info: dict[str, Any] | None = None  # of an `EmbeddingModel`, once it has been loaded
+    check: Callable[[], object] | None = (
+        None  # raises what loading would, as far as is known without the weights
+    )
 
     def keep(self, loaded: _M) -> None:
         """Serve it from ``loaded`` from now on."""
@@ -459,8 +462,10 @@ class Pool(Generic[_M]):
             return await self._load_alone(model)
 
     async def _load_alone(self, model: Served[_M]) -> _M:
-        await self._memory.make_room(model.size)
         try:
+            if model.check is not None:  # before others are closed for it
+                await asyncio.to_thread(model.check)
+            await self._memory.make_room(model.size)
             loaded = await asyncio.to_thread(model.load)
         except (OSError, ValueError) as error:
             logger.error("%s cannot be loaded: %s", model.name, error)  # its path is not for clients

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import random
+import shutil
 import sys
 import threading
 import time
@@ -25,7 +26,7 @@ from embedkit.serve.app import create_app
 from embedkit.serve.errors import ApiError
 from embedkit.serve.metrics import Metrics, ModelMetrics
 from embedkit.serve.models import EmbeddingModel, Memory, Pool, Served, weights_bytes
-from embedkit.serve.opening import Options, _reranker
+from embedkit.serve.opening import Options, _reranker, open_state
 from embedkit.serve.requests import check_lengths, check_pair_lengths
 from embedkit.serve.settings import Limits, Settings
 from embedkit.serve.state import State
@@ -115,6 +116,33 @@ def test_models_in_use_stay_and_others_wait(pools: tuple[Pool[Any], Pool[Any]]) 
             assert loaded(*pools) == "d"  # which leaves room for neither
 
     asyncio.run(busy())
+
+
+def test_a_model_whose_folder_is_gone_closes_no_other(tmp_path: Path, reranker: Path) -> None:
+    Encoder().save(tmp_path / "kept")
+    shutil.copytree(tmp_path / "kept", tmp_path / "gone")
+    shutil.copytree(reranker, tmp_path / "rank")
+    size = weights_bytes(tmp_path / "kept", "int8")
+    state = open_state(
+        Options(
+            [str(tmp_path / "kept"), str(tmp_path / "gone")],
+            [str(tmp_path / "rank")],
+            threads=1,
+            max_memory=size,
+        )
+    )
+    for name in ("gone", "rank"):
+        shutil.rmtree(tmp_path / name)
+
+    async def ask(pool: Pool[Any], name: str) -> None:
+        async with pool.use(name):
+            pass
+
+    for pool, name in ((state.embedders, "gone"), (state.rerankers, "rank")):
+        with pytest.raises(ApiError, match=f"{name} cannot be loaded"):
+            asyncio.run(ask(pool, name))
+        assert state.embedders.find("kept").loaded is not None
+    state.close()
 
 
 def test_many_requests_for_one_model_load_it_once(pools: tuple[Pool[Any], Pool[Any]]) -> None:
