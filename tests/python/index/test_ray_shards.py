@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -25,8 +25,8 @@ class Bucket(MemoryFileSystem):
     """Keys alone: a folder is there while a file is in it, and the first part of a path is a bucket."""
 
     protocol = "bucket"
-    store: dict[str, Any] = {}  # noqa: RUF012: as its base has it
-    pseudo_dirs: list[str] = []  # noqa: RUF012
+    store: ClassVar[dict[str, Any]] = {}
+    pseudo_dirs: ClassVar[list[str]] = []
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
