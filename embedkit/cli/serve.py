@@ -316,7 +316,8 @@ def _bound(host: str, port: int) -> list[socket.socket]:
 
 def _keys(arguments: argparse.Namespace) -> tuple[str, ...]:
     given = [("--api-key", key) for key in arguments.api_key]
-    given += [("EMBEDKIT_API_KEY", key) for key in os.environ.get("EMBEDKIT_API_KEY", "").split(",")]
+    variable = os.environ.get("EMBEDKIT_API_KEY")
+    given += [("EMBEDKIT_API_KEY", key) for key in (variable or "").split(",")]
     file = arguments.api_key_file
     if file is not None:
         try:
@@ -332,6 +333,9 @@ def _keys(arguments: argparse.Namespace) -> tuple[str, ...]:
             raise ValueError(
                 f"{source}: the key holds a character that clients cannot send in a header; use printable ASCII"
             )
-    if (arguments.api_key or file) and not keys:
-        raise ValueError("no API key was given: --api-key or the file of --api-key-file is empty")
+    if (arguments.api_key or file or variable is not None) and not keys:
+        raise ValueError(
+            "no API key was given: --api-key, the file of --api-key-file or EMBEDKIT_API_KEY is empty; leave them out "
+            "(unset EMBEDKIT_API_KEY) to ask for none"
+        )
     return tuple(keys)

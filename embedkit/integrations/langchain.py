@@ -26,7 +26,7 @@ except ImportError as error:
 from ..documents import Document as IndexDocument
 from ..encoder import Encoder
 from ..files import expanded
-from ..index import Index, IndexNotFoundError, InputError, ResumeError
+from ..index import Index, IndexNotFoundError, InputError
 from ..index.search.hits import split_fields
 from ..index.storage.document_store import StoredDocument
 from ..index.storage.filters import Where
@@ -134,16 +134,16 @@ class EmbedkitVectorStore(VectorStore):
             self._check_metric(metric)
 
     def _closed(self) -> None:
-        """What a copy does not inherit: locks, the open index, and an addition that failed."""
+        """What a copy does not inherit: locks, the open index, and what an addition that failed has left."""
         self._lock = threading.RLock()
         self._opening = threading.Lock()
         self._index: Index | None = None
         self._seen: Stamp = None
-        self._failed = False
+        self._left: Stamp = None
 
     def __getstate__(self) -> dict[str, Any]:
         """The path and the arguments; a copy opens the index again."""
-        own = ("_lock", "_opening", "_index", "_seen", "_failed")
+        own = ("_lock", "_opening", "_index", "_seen", "_left")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -174,12 +174,15 @@ class EmbedkitVectorStore(VectorStore):
     def _opened(self) -> Index | None:
         """The index as it is now, by whichever store or process; None if nobody has made it yet."""
         stamp = self._stamp()
-        if self._index is not None:  # without a lock: nobody waits for an addition
-            if stamp is not None and stamp != self._seen:
-                self._index.refresh()
+        index = self._index
+        if index is not None and stamp is not None:  # without a lock: nobody waits for an addition
+            if stamp != self._seen:
+                index.refresh()
                 self._seen = stamp
-            return self._index
+            return index
         with self._opening:
+            if stamp is None:
+                self._index = None  # its folder was removed
             if self._index is None:
                 with suppress(IndexNotFoundError):
                     index = Index.open(self._path, self._given)
@@ -187,11 +190,11 @@ class EmbedkitVectorStore(VectorStore):
                     self._index, self._seen = index, stamp
             return self._index
 
-    def _stamp(self) -> Stamp:
+    def _stamp(self, name: str = CURRENT_FILE) -> Stamp:
         """What every change of the index changes, in some microseconds; None if there is none."""
         try:
-            at = (self._path / CURRENT_FILE).stat()
-        except OSError:
+            at = (self._path / name).stat()
+        except (FileNotFoundError, NotADirectoryError):
             return None
         return at.st_mtime_ns, at.st_ino
 
@@ -238,7 +241,7 @@ class EmbedkitVectorStore(VectorStore):
         given = list(texts)
         fields = [{} for _ in given] if metadatas is None or not len(metadatas) else metadatas
         named: list[str | None] = [None] * len(given) if ids is None or not len(ids) else list(ids)
-        own = [document_id or str(uuid.uuid4()) for document_id in named]
+        own = [str(uuid.uuid4()) if document_id is None else document_id for document_id in named]
         for name, values in (("metadatas", fields), ("ids", own)):
             if len(values) != len(given):
                 raise ValueError(f"{len(given)} texts and {len(values)} {name} were given")
@@ -270,10 +273,12 @@ class EmbedkitVectorStore(VectorStore):
         index = self._opened()
         # Nobody can resume an addition that failed here: random ids differ the next time. What others have encoded is
         # hours of their work, perhaps.
-        of_others = not self._failed and (self._path / JOURNAL_FILE).exists()
+        before = self._stamp(JOURNAL_FILE)
+        if before is not None and before == self._left:
+            restart = True
         try:
             if index is not None:
-                index.upsert(documents, restart=restart or self._failed)
+                index.upsert(documents, restart=restart)
             else:
                 self._index = Index.build(
                     self._path,
@@ -281,12 +286,15 @@ class EmbedkitVectorStore(VectorStore):
                     self.embeddings.encoder,
                     metric=self._metric,
                     factory=self._factory,
-                    restart=restart or self._failed,
+                    restart=restart,
                 )
-        except BaseException as error:
-            self._failed = not of_others and not isinstance(error, BlockingIOError | ResumeError)
+        except BlockingIOError:  # another process writes
             raise
-        self._failed = False
+        except BaseException:
+            left = self._stamp(JOURNAL_FILE)
+            if left != before and (before is None or restart):
+                self._left = left
+            raise
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
         """Delete the documents with ``ids``, ignoring unknown ones; None deletes all."""

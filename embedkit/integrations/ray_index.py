@@ -164,7 +164,7 @@ def build_index(
             encoder.on_overflow,
         )
         place = f"{root.absolute()}.shards" if cluster.shards is None else cluster.shards
-        store = ShardStore(place if "://" in place else os.path.abspath(place), header.digest())
+        store = ShardStore(place, header.digest())
         store.begin(header, restart=settings.restart)
         job = Job(
             name,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import posixpath
 import re
 import secrets
@@ -26,10 +27,12 @@ from typing import Any
 import pyarrow
 from fsspec import AbstractFileSystem
 from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
 from pyarrow import parquet
 
 from ..documents.document import Document
 from ..documents.errors import InputError
+from ..files import expanded
 from ..index.errors import IndexDamagedError, ResumeError
 from ..index.storage.faiss_index import Float32Array
 from ..index.storage.vector_table import VectorTable, write_parquet
@@ -109,10 +112,10 @@ class ShardStore:
 
     def __init__(self, url: str, job: str) -> None:
         """Shards of the ``job`` (a digest) at ``url``: a folder of this machine, or a URL such as s3://…."""
-        self.url = url
+        self.url = url if "://" in url else os.path.abspath(expanded(url))
         self.job = job
         self._fs: AbstractFileSystem
-        self._fs, self._root = url_to_fs(url)
+        self._fs, self._root = url_to_fs(self.url)
 
     def begin(self, header: JobHeader, *, restart: bool) -> None:
         """Start the job described by ``header``, or resume it.
@@ -140,9 +143,7 @@ class ShardStore:
 
     def finished(self, pieces: int) -> dict[int, Shard]:
         """The finished shards of this job, by the number of their piece."""
-        folder = self._path(SHARDS_FOLDER)
-        self._fs.invalidate_cache(folder)
-        there = {posixpath.basename(name) for name in self._fs.ls(folder, detail=False)}
+        there = {posixpath.basename(name) for name in self._files()}
         wanted = [piece for piece in range(pieces) if _name(piece) in there]
         with ThreadPoolExecutor(_READERS) as pool:
             found = pool.map(self.find, wanted)
@@ -202,9 +203,7 @@ class ShardStore:
 
     def sweep(self) -> None:
         """Remove unfinished files of actors that were killed; to be called when every shard is there."""
-        folder = self._path(SHARDS_FOLDER)
-        self._fs.invalidate_cache(folder)
-        for name in self._fs.ls(folder, detail=False):
+        for name in self._files():
             if _UNFINISHED.fullmatch(posixpath.basename(name)):
                 with contextlib.suppress(OSError):
                     self._fs.rm_file(name)
@@ -215,7 +214,7 @@ class ShardStore:
         Raises:
             ResumeError: a file of the job's name is something else.
         """
-        job, folder = self._path(JOB_FILE), self._path(SHARDS_FOLDER)
+        job = self._path(JOB_FILE)
         if self._fs.exists(job):
             try:
                 content = json.loads(self._fs.cat_file(job))
@@ -226,16 +225,28 @@ class ShardStore:
                 raise ResumeError(
                     f"{self.url}: its {JOB_FILE} is not embedkit's; name another place (--shards)"
                 )
-        if self._fs.exists(folder):
-            for name in self._fs.ls(folder, detail=False):
-                base = posixpath.basename(name)
-                if _FINISHED.fullmatch(base) or _UNFINISHED.fullmatch(base):
-                    self._fs.rm_file(name)
+        for name in self._files():
+            base = posixpath.basename(name)
+            if _FINISHED.fullmatch(base) or _UNFINISHED.fullmatch(base):
+                self._fs.rm_file(name)
         if self._fs.exists(job):
             self._fs.rm_file(job)
-        for path in (folder, self._root):
+        folders = [self._path(SHARDS_FOLDER)]
+        if isinstance(self._fs, LocalFileSystem):  # elsewhere it may be a bucket
+            folders.append(self._root)
+        for path in folders:
             with contextlib.suppress(OSError):
                 self._fs.rmdir(path)  # unless it contains other things
+
+    def _files(self) -> list[str]:
+        """What is in the folder of the shards; nothing where a file system has no empty folders, as object stores."""
+        folder = self._path(SHARDS_FOLDER)
+        self._fs.invalidate_cache(folder)
+        try:
+            found: list[str] = self._fs.ls(folder, detail=False)
+        except FileNotFoundError:
+            return []
+        return found
 
     def _open(self, piece: int) -> Any:
         return self._fs.open(self._path(SHARDS_FOLDER, _name(piece)), "rb")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from ..cross_encoder import CrossEncoder
 from ..encoder import Encoder
 from ..inputs import windows
+from ..model_folder.safetensors_file import SafetensorsFile
 from .batching import Batcher
 from .errors import ApiError, busy
 from .metrics import ModelMetrics
@@ -42,6 +44,11 @@ _IN_LOOP = 50_000  # characters that are tokenized on the event loop: about half
 TEXTS_AT_ONCE = 256
 """Of a large request whose tokens are counted on a thread: between two parts it can end."""
 _UNCUT = 2**31 - 1  # tokens: no text has so many
+_STORED = {"F32": 4, "F16": 2, "BF16": 2, "I8": 1}  # bytes of a weight in a file
+_TABLES = (
+    "embeddings",
+    "embedding.weight",
+)  # of static models, which keep 16 and 8 bits; others compute in float32
 
 
 @dataclass(frozen=True)
@@ -171,22 +178,27 @@ class EmbeddingModel:
 
     async def count(self, texts: list[str], form: Form) -> list[int]:
         """Tokens of each text after its prompt, special tokens included, after truncation."""
+        task = form.task
         prompted = [form.prompt + text for text in texts] if form.prompt else texts
         if sum(map(len, texts)) + len(form.prompt) * len(texts) <= _IN_LOOP:
-            return self._count(prompted)
+            return self._count(prompted, task)
         counts: list[int] = []
         for part in windows(prompted, TEXTS_AT_ONCE):
-            counts += await asyncio.to_thread(self._count, part)
+            counts += await asyncio.to_thread(self._count, part, task)
         return counts
 
-    def _count(self, texts: list[str], most: int | None = None) -> list[int]:
+    def _count(self, texts: list[str], task: str | None, most: int | None = None) -> list[int]:
         """Tokens of each text, of which ``most`` are kept; None: as many as the model reads."""
-        found = self.encoder._engine.token_ids(texts, most or self.encoder.max_seq_length)
+        found = self.encoder._engine.of(task).token_ids(texts, most or self.length_of(task))
         return [len(ids) for ids in found]
 
-    def too_long(self, text: str) -> bool:
-        """Whether a text that fills ``max_length`` after truncation was longer before."""
-        return self._count([text], _UNCUT)[0] > self.max_length
+    def length_of(self, task: str | None) -> int:
+        """Tokens that the model reads of a text of a task."""
+        return self.encoder._length_on(self.encoder._engine.of(task))
+
+    def too_long(self, text: str, task: str | None = None) -> bool:
+        """Whether a text that fills `length_of` after truncation was longer before."""
+        return self._count([text], task, _UNCUT)[0] > self.length_of(task)
 
     async def embed(self, texts: list[str], form: Form, tokens: list[int]) -> npt.NDArray[Any]:
         """Vectors (n, dimensions); for no texts (0, dimensions)."""
@@ -197,7 +209,8 @@ class EmbeddingModel:
 
     def embed_here(self, texts: list[str], form: Form) -> npt.NDArray[Any]:
         """`embed` for a thread that is not the event loop's."""
-        tokens = self._count([form.prompt + text for text in texts], _UNCUT if form.windows else None)
+        prompted = [form.prompt + text for text in texts]
+        tokens = self._count(prompted, form.task, _UNCUT if form.windows else None)
         rows: npt.NDArray[Any] = self.batcher.run_here(form, texts, tokens)
         return rows
 
@@ -277,6 +290,9 @@ class Served(Generic[_M]):
     loading: asyncio.Task[_M] | None = None  # which all requests wait for that came meanwhile
     aliases: list[str] = field(default_factory=list)
     info: dict[str, Any] | None = None  # of an `EmbeddingModel`, once it has been loaded
+    check: Callable[[], object] | None = (
+        None  # raises what loading would, as far as is known without the weights
+    )
 
     def keep(self, loaded: _M) -> None:
         """Serve it from ``loaded`` from now on."""
@@ -446,8 +462,10 @@ class Pool(Generic[_M]):
             return await self._load_alone(model)
 
     async def _load_alone(self, model: Served[_M]) -> _M:
-        await self._memory.make_room(model.size)
         try:
+            if model.check is not None:  # before others are closed for it
+                await asyncio.to_thread(model.check)
+            await self._memory.make_room(model.size)
             loaded = await asyncio.to_thread(model.load)
         except (OSError, ValueError) as error:
             logger.error("%s cannot be loaded: %s", model.name, error)  # its path is not for clients
@@ -478,11 +496,23 @@ def _ended(model: Served[Any], loading: asyncio.Task[Any]) -> None:
 
 
 def weights_bytes(folder: Path, precision: str) -> int:
-    """About what a model takes in memory: its weights; a quarter of them where it quantizes float32, half as bf16."""
+    """About what a model takes in memory: its weights, in the type that it computes in."""
     files: list[Path] = []
     for suffix in (".safetensors", ".bin", ".onnx"):  # the same weights, where a folder holds several of them
         files = files or [path for path in folder.rglob(f"*{suffix}") if path.is_file()]
-    total = sum(path.stat().st_size for path in files)
     if any(".int8." in path.name for path in files):
-        return total
-    return total // {"int8": 4, "bf16": 2, "fp16": 2}.get(precision, 1)
+        return sum(path.stat().st_size for path in files)
+    item = {"int8": 1, "bf16": 2, "fp16": 2}.get(precision, _STORED["F32"])
+    return sum(_held(path, item) for path in files)
+
+
+def _held(path: Path, item: int) -> int:
+    """Bytes of the weights of a file, ``item`` each."""
+    if path.suffix == ".safetensors":
+        with suppress(ValueError):  # a damaged file, as loading it will tell
+            file = SafetensorsFile(path)
+            tables = {
+                name: min(item, _STORED.get(file.dtype(name), item)) for name in _TABLES if name in file
+            }
+            return sum(math.prod(file.shape(name)) * tables.get(name, item) for name in file)
+    return path.stat().st_size * item // _STORED["F32"]

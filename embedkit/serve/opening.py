@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ..arguments import PRECISIONS
 from ..cross_encoder import CrossEncoder
 from ..encoder import Encoder, prompt_of
+from ..model_folder.cross_encoder_folder import open_cross_encoder
+from ..model_folder.folder import open_folder
 from .metrics import Metrics, ModelMetrics
 from .models import EmbeddingModel, Memory, Pool, RerankModel, Served, weights_bytes
 from .settings import Settings
@@ -78,6 +80,7 @@ def open_state(options: Options) -> State:
                 partial(_embedder, loads or None, options, ModelMetrics(metrics, name[0])),
                 size=_size(loads, options.precision),
                 aliases=name[1:],
+                check=partial(open_folder, Path(loads)) if _is_local(loads) else None,
             )
         )
     if not served and index is not None:
@@ -95,6 +98,7 @@ def open_state(options: Options) -> State:
                 partial(_reranker, loads, options, ModelMetrics(metrics, name[0])),
                 size=_size(loads, options.precision),
                 aliases=name[1:],
+                check=partial(open_cross_encoder, Path(loads)) if _is_local(loads) else None,
             )
             for name, loads in _by_model(options.rerankers)
         ],
@@ -123,7 +127,11 @@ def open_state(options: Options) -> State:
 
 def _size(model: str, precision: str) -> int:
     """About what a local folder takes in memory; 0 for a model of the Hub."""
-    return weights_bytes(Path(model), precision) if model and Path(model).is_dir() else 0
+    return weights_bytes(Path(model), precision) if _is_local(model) else 0
+
+
+def _is_local(model: str) -> bool:
+    return bool(model) and Path(model).is_dir()
 
 
 def _by_model(given: Sequence[str]) -> list[tuple[list[str], str]]:

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from ..inputs import windows
 from .batching import too_late
 from .bodies import parse
-from .errors import ApiError, gone
+from .errors import ApiError, busy, gone
 from .models import TEXTS_AT_ONCE, EmbeddingModel, Form, RerankModel
 from .settings import Limits, Settings
 from .state import State
@@ -45,22 +45,30 @@ _MOST_NUMBERS = 1 << 21  # of a body: parsing holds the interpreter, about 0.2 s
 _STRING = re.compile(rb'"[^"]*"?')  # in a body without escapes; one that does not end has all that follows
 _WATCH_SECONDS = 0.02  # shorter requests are not watched for a client that hangs up
 _DISCARDED = 256 << 20  # bytes of a refused body that are read, so that the client hears why
+_BODIES = 64  # of the largest size, that all connections may hold together
 
 
 async def read(request: Request, kind: type[_B], limits: Limits) -> _B:
     """The body of a request, checked.
 
     Raises:
-        ApiError: 413, it is larger than the limit; 400, it is not what the route takes; 499, the client has gone.
+        ApiError: 413, it is larger than the limit; 503, those of other requests fill the memory; 400, it is not what
+            the route takes; 499, the client has gone.
     """
+    state = State.of(request)
+    chunks: list[bytes] = []
     try:
-        body = await _body(request, limits.body)
+        await _receive(request, limits.body, chunks)
+        body = b"".join(chunks)
+        chunks[:] = [body]  # which holds it once
+        if len(body) <= _PARSED_HERE:
+            return parse(kind, body)
+        async with state.parsing:  # one at a time: what is parsed takes many times its size
+            return await asyncio.to_thread(_parse_large, kind, body, limits)
     except ClientDisconnect:
         raise gone() from None
-    if len(body) <= _PARSED_HERE:
-        return parse(kind, body)
-    async with State.of(request).parsing:  # one at a time: what is parsed takes many times its size
-        return await asyncio.to_thread(_parse_large, kind, body, limits)
+    finally:
+        state.bodies -= sum(map(len, chunks))
 
 
 def _parse_large(kind: type[_B], body: bytes, limits: Limits) -> _B:
@@ -95,31 +103,44 @@ def _brackets(body: bytes) -> int:
     return body.count(b"[") + body.count(b"{")
 
 
-async def _body(request: Request, limit: int) -> bytes:
+async def _receive(request: Request, limit: int, chunks: list[bytes]) -> None:
+    """Append the parts of a body to ``chunks``, and count them in `State.bodies`; none of one that is refused."""
+    state = State.of(request)
     announced = request.headers.get("content-length", "")
     size = int(announced) if announced.isascii() and announced.isdigit() else 0
-    too_large = size > limit
-    chunks: list[bytes] = []
+    refused = _too_large(limit) if size > limit else None
     received = 0
     most = max(limit, _DISCARDED)
     if size <= most:
         async for chunk in request.stream():
             received += len(chunk)
-            if received > limit:
-                too_large = True
-                chunks.clear()
             if received > most:
+                refused = _too_large(limit)
                 break
-            if not too_large:
-                chunks.append(chunk)
-    if too_large:
-        raise ApiError(
-            413,
-            f"the body is larger than {limit:,} bytes; send fewer texts a request",
-            code="body_too_large",
-            headers={"connection": "close"},
-        )
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            if refused is not None:
+                continue
+            chunks.append(chunk)
+            state.bodies += len(chunk)
+            if received > limit:
+                refused = _too_large(limit)
+            elif state.bodies > _BODIES * limit:
+                refused = busy(
+                    "the bodies of other requests fill the memory; try again later", 1, 503, "memory_full"
+                )
+            if refused is not None:
+                state.bodies -= sum(map(len, chunks))
+                chunks.clear()
+    if refused is not None:
+        raise refused
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(
+        413,
+        f"the body is larger than {limit:,} bytes; send fewer texts a request",
+        code="body_too_large",
+        headers={"connection": "close"},
+    )
 
 
 def _hang_up_of(request: Request) -> Callable[[], Awaitable[None]]:
@@ -185,10 +206,11 @@ async def check_lengths(
     """
     if _truncates(truncate, settings):
         return
-    full = [index for index, count in enumerate(tokens) if count >= model.max_length]
+    most = model.length_of(form.task)
+    full = [index for index, count in enumerate(tokens) if count >= most]
     for index in full:
-        if await asyncio.to_thread(model.too_long, form.prompt + texts[index]):
-            raise _too_long(f"{param}[{index}]", "is", model.max_length)
+        if await asyncio.to_thread(model.too_long, form.prompt + texts[index], form.task):
+            raise _too_long(f"{param}[{index}]", "is", most)
 
 
 async def check_pair_lengths(

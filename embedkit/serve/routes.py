@@ -40,9 +40,9 @@ async def _embeddings(
 ) -> Response:
     if isinstance(body.input, list) and not (body.input and isinstance(body.input[0], int)):
         check_count(len(body.input), settings.limits, "input")
-    texts = await _texts_of(model, body.input)
     prompt = prompt_of(model, body.prompt_name, body.input_type)
     form = model.form(prompt, body.dimensions, body.normalize, task_of(body.input_type))
+    texts = await _texts_of(model, body.input, form.task)
     tokens = await model.count(texts, form)
     await check_lengths(model, texts, form, tokens, param="input", truncate=body.truncate, settings=settings)
     vectors = await model.embed(texts, form, tokens)
@@ -57,7 +57,7 @@ def _embedding_item(index: int, row: bytes) -> bytes:
     return b'{"object":"embedding","index":%d,"embedding":%b}' % (index, row)
 
 
-async def _texts_of(model: EmbeddingModel, given: Any) -> list[str]:
+async def _texts_of(model: EmbeddingModel, given: Any, task: str | None) -> list[str]:
     if isinstance(given, str):
         return [given]
     if not given:
@@ -65,7 +65,7 @@ async def _texts_of(model: EmbeddingModel, given: Any) -> list[str]:
     if isinstance(given[0], str):
         return list(given)
     ids = [given] if isinstance(given[0], int) else given
-    return await asyncio.to_thread(model.decoder.texts, ids, "input")
+    return await asyncio.to_thread(model.decoder.texts, ids, "input", task)
 
 
 async def embed(request: Request) -> Response:

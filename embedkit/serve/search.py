@@ -43,6 +43,8 @@ _THREADS = 4
 _CONDITION_THREADS = 2  # more would wait for each other: a segment looks up one condition at a time
 _REFRESH_SECONDS = 10.0
 _BLOCK = 512  # queries of a request between two looks at whether somebody waits for them
+_HITS = 5000  # of several queries that are read between two such looks
+_ANSWER = 64 << 20  # bytes of an answer's hits: clients and proxies hold all of it
 
 
 class BatchedEncoder:
@@ -131,11 +133,13 @@ class SearchService:
         return await self._run(self._pool_of(body), lambda left: self._search(body, k, left))
 
     async def written(self, body: SearchRequest, queries: list[str], found: list[list[Hit]]) -> bytes:
-        """The hits of each query as JSON."""
+        """The hits of each query as JSON.
+
+        Raises:
+            ApiError: 413, they take too many bytes.
+        """
         words = _analyzer(self.index.generation.manifest.language) if body.words else None
-        return await self._run(
-            self._pool, lambda left: dumps(_rows(queries, found, body.explain, words, left))
-        )
+        return await self._run(self._pool, lambda left: _written(queries, found, body.explain, words, left))
 
     async def _run(self, pool: ThreadPoolExecutor, work: Callable[[threading.Event], _T]) -> _T:
         """What ``work`` returns; if this is cancelled, it is not begun any more, or told so by its event."""
@@ -175,10 +179,14 @@ class SearchService:
                 return self.index.search(vector.astype(np.float32), k, **options)
             queries = [body.query] if isinstance(body.query, str) else body.query
             found: list[list[Hit]] = []
-            for start in range(0, len(queries), _BLOCK):
+            size, step = 0, max(1, min(_BLOCK, _HITS // k))
+            for start in range(0, len(queries), step):
                 if left.is_set():  # the client has gone, its time is over, or the server ends
                     raise gone()
-                found += self.index.search(queries[start : start + _BLOCK], k, hybrid=body.hybrid, **options)
+                found += self.index.search(queries[start : start + step], k, hybrid=body.hybrid, **options)
+                size += sum(len(hit.text) for hits in found[start:] for hit in hits)
+                if size > _ANSWER and not body.rerank:  # which leaves most of them out
+                    raise _too_large()
             return found
         except ValueError as error:
             raise ApiError(400, str(error), param=_param_of(str(error), body)) from None
@@ -186,7 +194,7 @@ class SearchService:
     def _like(self, document_id: str, k: int, options: dict[str, Any]) -> list[Hit]:
         found = self.index.get([document_id])
         if not found:
-            raise ApiError(404, f"there is no document {document_id!r}", param="like", code="not_found")
+            raise ApiError(404, f"there is no document {document_id!r:.1000}", param="like", code="not_found")
         if not found[0].text.strip():
             raise ApiError(400, f"document {document_id!r} has no text; give its vector", param="like")
         vector: npt.NDArray[Any] = self.index.encoder.encode_document(
@@ -251,25 +259,44 @@ async def _answer(state: State, service: SearchService, body: SearchRequest, que
     return await service.written(body, queries, found)
 
 
-def _rows(
+def _written(
     queries: list[str],
     found: list[list[Hit]],
     explain: bool,
     words: Analyzer | None,
     left: threading.Event,
-) -> list[dict[str, Any]]:
-    """The hits of each query as they are sent; none any more when whoever waited has ``left``."""
+) -> bytes:
+    """The hits of each query as JSON; hit by hit, so that others get the interpreter in between.
+
+    Raises:
+        ApiError: 499, whoever waited has ``left``; 413, they take too many bytes.
+    """
     data = []
+    size = 0
     for at, hits in enumerate(found):
-        shown = [hit_fields(hit, explain=explain) for hit in hits]
-        if words is not None:
-            words_of = words.finder(queries[at] if queries else "")
-            for fields in shown:
-                if left.is_set():
-                    break
-                fields["words"] = words_of(fields["text"])
-        data.append({"index": at, "hits": shown})
-    return data
+        words_of = None if words is None else words.finder(queries[at] if queries else "")
+        shown = []
+        for hit in hits:
+            if left.is_set():
+                raise gone()
+            fields = hit_fields(hit, explain=explain)
+            if words_of is not None:
+                fields["words"] = words_of(hit.text)
+            shown.append(dumps(fields))
+            size += len(shown[-1])
+            if size > _ANSWER:
+                raise _too_large()
+        data.append(b'{"index":%d,"hits":[%b]}' % (at, b",".join(shown)))
+    return b"[%b]" % b",".join(data)
+
+
+def _too_large() -> ApiError:
+    return ApiError(
+        413,
+        f"the hits take more than {_ANSWER:,} bytes; send fewer queries a request, or ask for fewer hits with k",
+        param="k",
+        code="answer_too_large",
+    )
 
 
 def _analyzer(language: str) -> Analyzer:

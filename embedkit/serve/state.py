@@ -25,6 +25,7 @@ class State:
     Attributes:
         draining: whether it has been told to stop.
         parsing: is held while a large body is parsed.
+        bodies: bytes of bodies that are being received or wait to be parsed.
         created: when it was started, in seconds since 1970.
     """
 
@@ -47,6 +48,7 @@ class State:
         self.metrics = metrics
         self.draining = False
         self.parsing = asyncio.Semaphore(1)
+        self.bodies = 0
         self.created = int(time.time())
         metrics.watch(self)
 

@@ -32,14 +32,16 @@ class TokenDecoder:
         self._encoder = encoder
         self._tokens: list[str] | None = None
         self._other: Any = None
+        self._size = 0  # one more than the largest id
         self._loading = threading.Lock()
         (empty,) = encoder.tokenize([""])["input_ids"]
         (single,) = encoder.tokenize(["a"])["input_ids"]
-        self._before = next((i for i, (a, b) in enumerate(zip(empty, single, strict=False)) if a != b), 0)
-        self._prefix, self._suffix = empty[: self._before], empty[self._before :]
+        same = zip(empty, single, strict=False)
+        before = next((i for i, (a, b) in enumerate(same) if a != b), len(empty))
+        self._prefix, self._suffix = empty[:before], empty[before:]
 
-    def texts(self, ids: Sequence[Sequence[int]], param: str) -> list[str]:
-        """The text of each list of ids.
+    def texts(self, ids: Sequence[Sequence[int]], param: str, task: str | None = None) -> list[str]:
+        """The text of each list of ids; of a model with a Router for a ``task`` whose tokenizer is the default's.
 
         Raises:
             ApiError: 400, some ids are not those of a text; ``param`` and the index are named.
@@ -52,18 +54,25 @@ class TokenDecoder:
             )
         contents = [self._content(list(row)) for row in ids]
         with self._loading:
-            if self._tokens is None and self._other is None:
+            if not self._size:
                 self._load()
+                # once: tokenizers before 0.23 makes a map of the vocabulary whenever it is asked for its size
+                known = (
+                    range(len(self._tokens or ()))
+                    if self._other is None
+                    else self._other.get_vocab().values()
+                )
+                self._size = max(known, default=-1) + 1
         texts = []
         for index, content in enumerate(contents):
             text = self._decode(content)
             if text is None:
                 raise _refused(f"{param}[{index}]", "holds an id outside this model's vocabulary")
             texts.append(text)
-        room = self._encoder.max_seq_length - len(self._prefix) - len(self._suffix)
-        for index, (content, again) in enumerate(
-            zip(contents, self._encoder.tokenize(texts)["input_ids"], strict=True)
-        ):
+        engine = self._encoder._engine.of(task)
+        length = self._encoder._length_on(engine)
+        room = length - len(self._prefix) - len(self._suffix)
+        for index, (content, again) in enumerate(zip(contents, engine.token_ids(texts, length), strict=True)):
             if self._content(again) not in (content[:room], content[-room:]):
                 raise _refused(f"{param}[{index}]", "is not what this model's tokenizer makes of a text")
         return texts
@@ -110,13 +119,11 @@ class TokenDecoder:
 
     def _decode(self, ids: list[int]) -> str | None:
         """A text that might have these ids; None if one is outside the vocabulary."""
+        if any(not 0 <= i < self._size for i in ids):
+            return None
         if self._other is not None:
-            if any(not 0 <= i < self._other.get_vocab_size() for i in ids):
-                return None
             return str(self._other.decode(ids, skip_special_tokens=False))
         assert self._tokens is not None
-        if any(not 0 <= i < len(self._tokens) for i in ids):
-            return None
         text = ""
         for i in ids:
             token = self._tokens[i]

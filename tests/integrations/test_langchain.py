@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -214,6 +215,8 @@ def test_blank_texts_are_refused_before_anything_is_written(tmp_path: Path) -> N
     assert store.add_texts(["one"], ids=["x"]) == ["x"]
     with pytest.raises(InputError, match=r"texts\[0\]"):
         store.add_texts(["  ", "two"], ids=["x", "y"])
+    with pytest.raises(InputError, match="the id is empty"):  # None alone asks for a random one
+        store.add_texts(["two"], ids=[""])
     assert [document.page_content for document in store.get_by_ids(["x", "y"])] == ["one"]
 
 
@@ -273,6 +276,20 @@ def test_what_others_have_encoded_is_not_discarded(tmp_path: Path, mode: str) ->
     assert len(store.index) == (2 if mode == "upsert" else 1)
 
 
+@pytest.mark.parametrize("texts", [1, 2049])
+def test_what_others_encode_after_an_addition_that_failed_is_kept(tmp_path: Path, texts: int) -> None:
+    path, encoder = tmp_path / "index", Encoder()
+    store = EmbedkitVectorStore.from_texts(["one"], encoder, ids=["one"], path=path)
+    with pytest.raises(InputError):  # which leaves nothing, or what nobody resumes
+        store.add_texts([f"text {n}" for n in range(texts)], [{}] * (texts - 1) + [{"x": {1}}])
+    others = [IndexDocument(f"text {n}", str(n), vector=encoder.encode("text")) for n in range(2100)]
+    with pytest.raises(KeyboardInterrupt):
+        Index.open(path, encoder).upsert(interrupted(others), restart=True)
+    with pytest.raises(ResumeError):
+        store.add_texts(["mine"])
+    assert resumable_rows(path) == 2048
+
+
 def test_a_store_sees_the_index_that_another_has_made(tmp_path: Path) -> None:
     first, second = (EmbedkitVectorStore(tmp_path / "index", Encoder()) for _ in range(2))
     assert second.similarity_search("one") == [] and second.get_by_ids(["1"]) == []
@@ -292,6 +309,14 @@ def test_a_store_sees_what_others_change(tmp_path: Path) -> None:
     assert second.get_by_ids(["1"]) == [] and len(second.index) == 1
     first.delete()
     assert second.max_marginal_relevance_search("one") == []
+
+
+def test_an_index_that_was_removed_is_built_anew(tmp_path: Path) -> None:
+    store = EmbedkitVectorStore.from_texts(["one"], Encoder(), ids=["1"], path=tmp_path / "index")
+    shutil.rmtree(tmp_path / "index")
+    assert store.similarity_search("one") == [] and store.get_by_ids(["1"]) == []
+    assert store.add_texts(["two"], ids=["2"]) == ["2"]
+    assert [found.id for found in store.similarity_search("one")] == ["2"]
 
 
 def test_a_retriever_before_the_first_document_decides_on_no_model(tmp_path: Path) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from running_server import RunningServer, eventually
 from test_access import state_of
 from test_paths import ask
 
+from embedkit.serve.app import create_app
 from embedkit.serve.settings import Limits
 
 
@@ -71,6 +74,52 @@ def test_a_body_is_read_up_to_the_limit_however_large_that_is(
     monkeypatch.setattr("embedkit.serve.requests._DISCARDED", 400)
     answer = ask(state_of(Limits(body=limit)), "POST", "/embed", content=b'{"inputs": "a"}' + b" " * 500)
     assert answer.status_code == status
+
+
+def test_bodies_of_all_connections_are_bounded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedkit.serve.requests._BODIES", 2)
+    state = state_of(Limits(body=1000))
+    application = create_app(state)
+
+    async def post(
+        *parts: bytes, last: bytes, until: asyncio.Event | None = None
+    ) -> tuple[int, dict[bytes, bytes]]:
+        """The status and the headers of a request whose ``last`` part comes after an event."""
+        waiting = [*parts, last]
+        sent = []
+
+        async def receive() -> Any:
+            if until is not None and len(waiting) == 1:
+                await until.wait()
+            return {"type": "http.request", "body": waiting.pop(0), "more_body": bool(waiting)}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/embed", "query_string": b"", "headers": []}
+        await application(scope, receive, send)
+        return sent[0]["status"], dict(sent[0]["headers"])
+
+    async def ask() -> None:
+        until = asyncio.Event()
+        slow = [
+            asyncio.create_task(post(b'{"inputs": "a"}' + b" " * 900, last=b" ", until=until))
+            for _ in range(2)
+        ]
+        await asyncio.sleep(0.01)
+        held = state.bodies
+        assert held == 2 * 915
+        status, headers = await post(b" " * 100, b" " * 100, last=b" " * 100)
+        assert (status, headers[b"retry-after"]) == (503, b"1")
+        assert (await post(b'{"inputs": "a"}', last=b" "))[0] == 404  # which has room; no model is served
+        assert (await post(b" " * 100, b" " * 1000, last=b""))[0] in (413, 503)
+        assert state.bodies == held
+        until.set()
+        assert [status for status, _ in await asyncio.gather(*slow)] == [404, 404]
+        assert state.bodies == 0
+        assert (await post(b'{"inputs": "a"}' + b" " * 900, last=b" "))[0] == 404
+
+    asyncio.run(ask())
 
 
 def test_probes_of_http_1_0_name_no_host(guarded: RunningServer) -> None:

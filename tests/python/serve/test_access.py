@@ -116,6 +116,18 @@ def test_keys_of_a_file_with_a_byte_order_mark(tmp_path: Path, monkeypatch: pyte
     assert _keys(_parser().parse_args(["--api-key-file", str(file)])) == ("third", "first", "second")
 
 
+@pytest.mark.parametrize("empty", ["", " , "])
+def test_an_empty_key_opens_no_server(empty: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EMBEDKIT_API_KEY", empty)  # as of a secret that is missing
+    with pytest.raises(ValueError, match="no API key was given"):
+        _keys(_parser().parse_args([]))
+    assert _keys(_parser().parse_args(["--api-key", "one"])) == ("one",)
+    monkeypatch.delenv("EMBEDKIT_API_KEY")
+    assert _keys(_parser().parse_args([])) == ()
+    with pytest.raises(ValueError, match="no API key was given"):
+        _keys(_parser().parse_args(["--api-key", " "]))
+
+
 def test_keys_that_no_header_can_carry_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "keys"
     file.write_bytes("first\nclé\n".encode())

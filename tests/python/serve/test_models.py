@@ -6,10 +6,13 @@ import asyncio
 import gc
 import json
 import random
+import shutil
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,9 +25,9 @@ from embedkit.model_folder.tokenizer import Tokenizer
 from embedkit.serve.app import create_app
 from embedkit.serve.errors import ApiError
 from embedkit.serve.metrics import Metrics, ModelMetrics
-from embedkit.serve.models import EmbeddingModel, Memory, Pool, Served
-from embedkit.serve.opening import Options, _reranker
-from embedkit.serve.requests import check_pair_lengths
+from embedkit.serve.models import EmbeddingModel, Memory, Pool, Served, weights_bytes
+from embedkit.serve.opening import Options, _reranker, open_state
+from embedkit.serve.requests import check_lengths, check_pair_lengths
 from embedkit.serve.settings import Limits, Settings
 from embedkit.serve.state import State
 from embedkit.serve.token_ids import TokenDecoder
@@ -113,6 +116,33 @@ def test_models_in_use_stay_and_others_wait(pools: tuple[Pool[Any], Pool[Any]]) 
             assert loaded(*pools) == "d"  # which leaves room for neither
 
     asyncio.run(busy())
+
+
+def test_a_model_whose_folder_is_gone_closes_no_other(tmp_path: Path, reranker: Path) -> None:
+    Encoder().save(tmp_path / "kept")
+    shutil.copytree(tmp_path / "kept", tmp_path / "gone")
+    shutil.copytree(reranker, tmp_path / "rank")
+    size = weights_bytes(tmp_path / "kept", "int8")
+    state = open_state(
+        Options(
+            [str(tmp_path / "kept"), str(tmp_path / "gone")],
+            [str(tmp_path / "rank")],
+            threads=1,
+            max_memory=size,
+        )
+    )
+    for name in ("gone", "rank"):
+        shutil.rmtree(tmp_path / name)
+
+    async def ask(pool: Pool[Any], name: str) -> None:
+        async with pool.use(name):
+            pass
+
+    for pool, name in ((state.embedders, "gone"), (state.rerankers, "rank")):
+        with pytest.raises(ApiError, match=f"{name} cannot be loaded"):
+            asyncio.run(ask(pool, name))
+        assert state.embedders.find("kept").loaded is not None
+    state.close()
 
 
 def test_many_requests_for_one_model_load_it_once(pools: tuple[Pool[Any], Pool[Any]]) -> None:
@@ -213,6 +243,99 @@ def test_token_ids_without_their_package_are_refused(tmp_path: Path, monkeypatch
     assert refused.value.status == 400
 
 
+def with_special_tokens(folder: Path, template: str) -> Encoder:
+    """A tiny model whose tokenizer adds these special tokens, and decodes what it encodes."""
+    tokenizers = pytest.importorskip("tokenizers")
+    file = str(write_cross_encoder(folder, "roberta", 1) / "tokenizer.json")
+    tokenizer = tokenizers.Tokenizer.from_file(file)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single=template, special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    tokenizer.save(file)
+    config = folder / "tokenizer_config.json"  # a class that adds no special tokens of its own
+    settings = json.loads(config.read_text(encoding="utf-8")) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    config.write_text(json.dumps(settings), encoding="utf-8")
+    return Encoder(folder, threads=1)
+
+
+@pytest.mark.parametrize("template", ["<s> $A </s>", "<s> $A", "$A </s>", "$A"])
+def test_token_ids_come_with_and_without_special_tokens(tmp_path: Path, template: str) -> None:
+    encoder = with_special_tokens(tmp_path / "model", template)
+    (ids,) = encoder.tokenize(["the weather"])["input_ids"]
+    bare = [number for number in ids if number not in (0, 2)]
+    assert len(ids) == len(bare) + template.count("s>")
+    assert TokenDecoder(encoder).texts([ids, bare], "input") == ["the weather"] * 2
+
+
+def test_the_vocabulary_of_token_ids_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = with_special_tokens(tmp_path / "model", "<s> $A </s>")
+    decoder = TokenDecoder(encoder)
+    ids = encoder.tokenize(["the weather"])["input_ids"]
+    assert decoder.texts(ids, "input") == ["the weather"]
+    monkeypatch.setattr(decoder, "_other", SimpleNamespace(decode=decoder._other.decode))
+    assert decoder.texts(ids, "input") == ["the weather"]
+    for outside in (-1, 10**12):
+        with pytest.raises(ApiError, match="outside this model's vocabulary"):
+            decoder.texts([[outside]], "input")
+
+
+def test_texts_are_measured_on_the_route_of_their_task(
+    make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    st = pytest.importorskip("sentence_transformers")
+    modules = pytest.importorskip("sentence_transformers.models")
+    lengths = {"query": 8, "document": 40}
+    routes = {
+        task: list(st.SentenceTransformer(str(make_model(max_seq_length=length)), device="cpu"))
+        for task, length in lengths.items()
+    }
+    router = modules.Router(routes, default_route="document")
+    st.SentenceTransformer(modules=[router], device="cpu").save(str(tmp_path / "model"))
+    (file,) = tmp_path.glob("model/query_0*/tokenizer.json")
+    content = json.loads(file.read_text(encoding="utf-8"))
+    vocab = content["model"]["vocab"]
+    vocab["the"], vocab["people"] = vocab["people"], vocab["the"]
+    file.write_text(json.dumps(content), encoding="utf-8")
+    model = EmbeddingModel(Encoder(tmp_path / "model", threads=1), Limits(), ModelMetrics(Metrics(), "m"))
+    text = "people " * 20
+
+    async def measure(task: str) -> list[int]:
+        form = model.form(None, None, None, task)
+        tokens = await model.count([text], form)
+        await check_lengths(model, [text], form, tokens, param="input", truncate=False, settings=Settings())
+        return tokens
+
+    assert asyncio.run(measure("document")) == [22]
+    with pytest.raises(ApiError, match="longer than the 8 tokens"):
+        asyncio.run(measure("query"))
+    assert asyncio.run(model.count([text], model.form(None, None, None, "query"))) == [8]
+    ids = model.encoder.tokenize(["people"])["input_ids"]  # as the default route's tokenizer has them
+    assert model.decoder.texts(ids, "input", "document") == ["people"]
+    with pytest.raises(ApiError, match="is not what this model's tokenizer makes of a text"):
+        model.decoder.texts(ids, "input", "query")
+    model.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "expected"),
+    [
+        ("layer.weight", np.float32, {"auto": 400, "bf16": 200, "int8": 100}),
+        ("layer.weight", np.float16, {"auto": 400, "bf16": 200, "int8": 100}),
+        ("embeddings", np.float16, {"auto": 200, "bf16": 200, "int8": 100}),  # a static model keeps them
+        ("embeddings", np.int8, {"auto": 100, "bf16": 100, "int8": 100}),
+    ],
+)
+def test_the_memory_of_weights_is_that_of_the_type_they_are_computed_in(
+    tmp_path: Path, name: str, stored: Any, expected: dict[str, int]
+) -> None:
+    numpy = pytest.importorskip("safetensors.numpy")
+    numpy.save_file({name: np.zeros((10, 10), stored)}, tmp_path / "model.safetensors")
+    assert {precision: weights_bytes(tmp_path, precision) for precision in expected} == expected
+    (tmp_path / "model.safetensors").write_bytes(b"damaged " * 50)
+    assert weights_bytes(tmp_path, "bf16") == 200
+
+
 def test_the_default_prompt_precedes_texts_without_another(tmp_path: Path) -> None:
     Encoder(prompts={"query": "question: "}, default_prompt_name="query").save(tmp_path / "model")
     model = EmbeddingModel(Encoder(tmp_path / "model", threads=1), Limits(), ModelMetrics(Metrics(), "m"))
@@ -227,7 +350,7 @@ def test_counting_ends_with_the_time_of_a_request_and_when_its_client_goes(
     model = EmbeddingModel(Encoder(threads=1), Limits(), ModelMetrics(Metrics(), "m"))
     counted: list[int] = []
 
-    def slow(texts: list[str]) -> list[int]:
+    def slow(texts: list[str], _: str | None) -> list[int]:
         counted.append(len(texts))
         time.sleep(0.1)
         return [1] * len(texts)

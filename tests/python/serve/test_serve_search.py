@@ -231,6 +231,42 @@ def test_hits_are_written_within_the_timeout(service: SearchService, slow: _Slow
     assert slow.calls < 100
 
 
+@pytest.mark.parametrize("metadata", ["", "of a long document " * 10])
+def test_hits_of_too_many_bytes_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metadata: str
+) -> None:
+    pytest.importorskip("faiss")
+    monkeypatch.setattr("embedkit.serve.search._ANSWER", 20_000)
+    monkeypatch.setattr("embedkit.serve.search._HITS", 20)
+    documents = [Document("text " * 40, str(number), {"about": metadata}) for number in range(10)]
+    service = SearchService(Index.build(tmp_path / "index", documents, FakeEncoder()))
+    searched = []
+    search = service.index.search
+
+    def counted(queries: list[str], k: int, **options: Any) -> Any:
+        searched.append(len(queries))
+        return search(queries, k, **options)
+
+    monkeypatch.setattr(service.index, "search", counted)
+    nothing: Pool[Any] = Pool([], Memory(None))
+    state = State(Settings(), nothing, nothing, service, Metrics())
+
+    async def ask(queries: int, k: int) -> httpx.Response:
+        transport = httpx.ASGITransport(create_app(state))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.post("/v1/search", json={"query": ["text"] * queries, "k": k})
+
+    few = asyncio.run(ask(4, 10))
+    assert few.status_code == 200 and len(few.content) < 20_500
+    assert [len(row["hits"]) for row in few.json()["data"]] == [10] * 4
+    searched.clear()
+    many = asyncio.run(ask(20 if not metadata else 9, 10))
+    assert many.status_code == 413
+    assert many.json()["error"]["code"] == "answer_too_large"
+    assert sum(searched) < 20  # it is known before all is read
+    service.close()
+
+
 def test_searches_that_wait_are_counted(service: SearchService) -> None:
     nothing: Pool[Any] = Pool([], Memory(None))
     state = State(Settings(Limits(queue_requests=3)), nothing, nothing, service, Metrics())
@@ -422,6 +458,10 @@ def test_a_filter_is_as_long_as_a_condition_may_be() -> None:
         with pytest.raises(ApiError, match="filter makes a condition") as error:
             _condition(SearchRequest(filter=long))
         assert (error.value.status, error.value.param) == (400, "filter")
+
+
+def test_the_id_of_a_document_may_be_long() -> None:
+    assert SearchRequest(like="i" * 5000).like == "i" * 5000
 
 
 def test_fields_may_be_null_and_a_filter_of_any_value() -> None:
