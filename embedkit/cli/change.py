@@ -54,7 +54,11 @@ def add_commands(commands: Any) -> None:
     compact.set_defaults(run=_compact)
     _add_index(compact)
     compact.add_argument("--factory", help="Faiss index to build (default: as before)")
-    add_language(compact, None, "language of the texts, whose words are made again (default: as before)")
+    add_language(
+        compact,
+        None,
+        "language of the texts, whose words are made again (default: as before, unless there are several)",
+    )
     add_max_memory(compact)
     add_threads(compact)
 

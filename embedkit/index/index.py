@@ -365,12 +365,16 @@ class Index(Searcher):
 
         Args:
             factory: of the Faiss index, as in `build`; ``None``: as the index was built.
-            language: of the words, as in `build`; ``None``: as before. Words of an earlier version are renewed.
+            language: of the words, as in `build`; ``None``: as before, unless a merged index has several. Words of an
+                earlier version are renewed.
             max_memory: as for `build`.
             progress: called after each step.
 
         Returns:
             Whether there was anything to fold or to build as another kind, or in an index without documents to change.
+
+        Raises:
+            ValueError: the words are in several languages, and ``language`` is not given; or an argument is invalid.
         """
         accept = self._open_live()[1].check
         settings = BuildSettings(max_memory=max_memory, threads=self._threads)

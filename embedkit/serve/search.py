@@ -24,7 +24,7 @@ from ..index.search.rerank import CANDIDATES, reordered
 from ..index.storage.filters import equal
 from ..index.storage.where import compile_where
 from ..index.words.analyzer import Analyzer, analyzer
-from ..index.words.languages import AUTO, NONE
+from ..index.words.languages import NONE
 from .bodies import LONGEST_CONDITION, SearchRequest
 from .errors import ApiError, busy, gone
 from .models import EmbeddingModel, Form
@@ -132,10 +132,22 @@ class SearchService:
 
     async def written(self, body: SearchRequest, queries: list[str], found: list[list[Hit]]) -> bytes:
         """The hits of each query as JSON."""
-        words = _analyzer(self.index.generation.manifest.language) if body.words else None
-        return await self._run(
-            self._pool, lambda left: dumps(_rows(queries, found, body.explain, words, left))
-        )
+
+        def write(left: threading.Event) -> bytes:
+            words = self._analyzers(found) if body.words else None
+            return dumps(_rows(queries, found, body.explain, words, left))
+
+        return await self._run(self._pool, write)
+
+    def _analyzers(self, found: list[list[Hit]]) -> dict[str, Analyzer]:
+        """By the id of each hit, that of its segment's language; not of those that another process has deleted now."""
+        generation = self.index.generation
+        words = [segment.entry.words for segment in generation.segments]
+        places = generation.find({hit.id for hits in found for hit in hits})
+        return {
+            name: _analyzer(NONE if (made := words[number]) is None else made.language)
+            for name, (number, _) in places.items()
+        }
 
     async def _run(self, pool: ThreadPoolExecutor, work: Callable[[threading.Event], _T]) -> _T:
         """What ``work`` returns; if this is cancelled, it is not begun any more, or told so by its event."""
@@ -255,7 +267,7 @@ def _rows(
     queries: list[str],
     found: list[list[Hit]],
     explain: bool,
-    words: Analyzer | None,
+    words: Mapping[str, Analyzer] | None,
     left: threading.Event,
 ) -> list[dict[str, Any]]:
     """The hits of each query as they are sent; none any more when whoever waited has ``left``."""
@@ -263,18 +275,21 @@ def _rows(
     for at, hits in enumerate(found):
         shown = [hit_fields(hit, explain=explain) for hit in hits]
         if words is not None:
-            words_of = words.finder(queries[at] if queries else "")
+            finders: dict[Analyzer, Callable[[str], list[str]]] = {}
             for fields in shown:
                 if left.is_set():
                     break
-                fields["words"] = words_of(fields["text"])
+                own = words.get(fields["id"]) or _analyzer(NONE)
+                if own not in finders:
+                    finders[own] = own.finder(queries[at] if queries else "")
+                fields["words"] = finders[own](fields["text"])
         data.append({"index": at, "hits": shown})
     return data
 
 
 def _analyzer(language: str) -> Analyzer:
     try:
-        return analyzer(NONE if language == AUTO else language)
+        return analyzer(language)
     except ImportError:  # of the language's stemmer
         return analyzer(NONE)
 
