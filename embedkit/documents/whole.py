@@ -263,7 +263,7 @@ def _pdf(file: IO[bytes]) -> tuple[str, dict[str, Any]]:
             if large:
                 reader.resolved_objects.clear()  # images among them
         text = "\n\n".join(texts).strip()
-        title = reader.metadata.title if reader.metadata else None
+        title = _clean(str((reader.metadata and reader.metadata.title) or ""))
         pages = len(reader.pages)
     except UnreadableError:
         raise
@@ -274,10 +274,15 @@ def _pdf(file: IO[bytes]) -> tuple[str, dict[str, Any]]:
         ) from None
     except Exception as error:  # pypdf raises errors of many types for damaged files
         raise UnreadableError(f"the PDF is damaged: {' '.join(str(error).split())[:200]}") from None
-    # fonts without a table of characters yield lone surrogates and NULs
-    text = text.replace("\x00", "").encode("utf-8", "replace").decode("utf-8")
-    text = text.translate(_LIGATURES)  # ff fi fl ffi ffl st: glyphs of a font, which models do not know
-    return text, {"pages": pages, **({"title": str(title)} if title else {})}
+    text = _clean(text).translate(
+        _LIGATURES
+    )  # ff fi fl ffi ffl st: glyphs of a font, which models do not know
+    return text, {"pages": pages, **({"title": title} if title else {})}
+
+
+def _clean(text: str) -> str:
+    """``text`` without the lone surrogates and NULs that fonts without a table of characters yield, and some titles."""
+    return text.replace("\x00", "").encode("utf-8", "replace").decode("utf-8")
 
 
 def _docx(file: IO[bytes]) -> tuple[str, dict[str, Any]]:

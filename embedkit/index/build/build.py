@@ -368,7 +368,7 @@ def _stored(
                     check_new_id(document, taken)
                 vector = given_vector(document, job.header.dimension)
                 check_length(document)
-                store.add(document)
+                store.add(document, stored=job.mode == "reembed")
             except InputError as error:
                 error.document_id = document_of(document.id or "") if job.cutter else document.id
                 reject(error, job.settings.on_error)

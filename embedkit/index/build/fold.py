@@ -145,7 +145,7 @@ def copy_segments(
         for segment in segments:
             for stored, vectors in segment.scan():
                 for document in stored:
-                    documents.add(Document(document.text, document.id, document.metadata))
+                    documents.add(Document(document.text, document.id, document.metadata), stored=True)
                 spool.add(vectors)
                 report(Progress("copy", spool.rows, total))
         entry = finish_segment(

@@ -412,7 +412,7 @@ def test_pdf_encrypted_with_aes(monkeypatch: pytest.MonkeyPatch) -> None:
         read_whole("pdf", b"")
 
 
-def test_ligatures_of_a_pdf_are_letters() -> None:
+def test_ligatures_of_a_pdf_are_letters_and_its_title_has_no_nul() -> None:
     pytest.importorskip("pypdf")
     content = r"BT /F1 12 Tf 20 100 Td (\014nal e\016cient work) Tj ET"
     font = "/Type /Font /Subtype /Type1 /BaseFont /CMR10 /Encoding << /Differences [12 /fi 14 /ffi] >>"
@@ -421,14 +421,17 @@ def test_ligatures_of_a_pdf_are_letters() -> None:
         "<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
         f"<< /Type /Page /Parent 2 0 R /Resources << /Font << /F1 << {font} >> >> >> /Contents 4 0 R >>",
         f"<< /Length {len(content)} >>\nstream\n{content}\nendstream",
+        r"<< /Title (\376\377\000A\000\000\000B) >>",
     )
     pdf, places = "%PDF-1.4\n", []
     for number, one in enumerate(objects, 1):
         places.append(len(pdf))
         pdf += f"{number} 0 obj\n{one}\nendobj\n"
     table = "".join(f"{place:010d} 00000 n \n" for place in places)
-    pdf += f"xref\n0 5\n0000000000 65535 f \n{table}trailer << /Size 5 /Root 1 0 R >>\nstartxref\n{len(pdf)}\n%%EOF"
-    assert read_whole("pdf", pdf.encode())[0] == "final efficient work"
+    trailer = f"trailer << /Size 6 /Root 1 0 R /Info 5 0 R >>\nstartxref\n{len(pdf)}\n%%EOF"
+    pdf += f"xref\n0 6\n0000000000 65535 f \n{table}{trailer}"
+    expected = ("final efficient work", {"pages": 1, "title": "AB"})
+    assert read_whole("pdf", pdf.encode()) == expected
 
 
 def test_long_runs_take_no_time() -> None:
