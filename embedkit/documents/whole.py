@@ -218,7 +218,10 @@ def _front_matter(content: str) -> dict[str, Any] | None:
         root = loader.get_single_node()
         if root is not None and _size(root, {}) > max(_MOST_ALIASED, 4 * len(content)):
             raise ValueError("its aliases repeat too much")
-        fields = None if root is None else loader.construct_document(root)
+        try:
+            fields = None if root is None else loader.construct_document(root)
+        except (LookupError, AttributeError):  # of "!!bool maybe", "!!int ''" and the like
+            raise ValueError("a value does not fit its tag") from None
         if isinstance(fields, dict):
             return {str(name): _as_json(value) for name, value in fields.items()}
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # the last: a list may hold itself

@@ -335,10 +335,11 @@ def test_text_between_rules_is_no_front_matter(text: str, expected: tuple[str, d
     assert read_whole("md", text.encode()) == expected
 
 
-def test_fields_that_are_no_yaml_are_an_error() -> None:
+@pytest.mark.parametrize("field", ["a: b", "!!bool maybe", "!!timestamp soon", "!!int ''", "!!float ''"])
+def test_fields_that_are_no_yaml_are_an_error(field: str) -> None:
     pytest.importorskip("yaml")
     with pytest.raises(UnreadableError, match="front matter is not valid YAML"):
-        read_whole("md", b"---\ntitle: a: b\n---\nText")
+        read_whole("md", f"---\nfield: {field}\n---\nText".encode())
 
 
 def test_front_matter_that_holds_itself() -> None:
