@@ -160,8 +160,8 @@ def _markdown(text: str) -> tuple[str, dict[str, Any]]:
         metadata = fields
         text = text[match.end() :].lstrip("\r\n")
     title = _title(text)
-    if title is not None:
-        metadata.setdefault("title", title)
+    if title is not None and not metadata.get("title"):
+        metadata["title"] = title
     return text, metadata
 
 
@@ -218,6 +218,13 @@ def _front_matter(content: str) -> dict[str, Any] | None:
         root = loader.get_single_node()
         if root is not None and _size(root, {}) > max(_MOST_ALIASED, 4 * len(content)):
             raise ValueError("its aliases repeat too much")
+        for name, value in root.value if isinstance(root, yaml.MappingNode) else ():
+            if (
+                name.value == "title"
+                and isinstance(value, yaml.ScalarNode)
+                and not value.tag.endswith(":null")
+            ):
+                value.tag = "tag:yaml.org,2002:str"  # 1984 and No are titles, too
         try:
             fields = None if root is None else loader.construct_document(root)
         except (LookupError, AttributeError):  # of "!!bool maybe", "!!int ''" and the like

@@ -119,6 +119,24 @@ def test_titles_of_markdown(text: str, title: str | None) -> None:
     assert read_whole("md", text.encode())[1].get("title") == title
 
 
+@pytest.mark.parametrize(
+    ("field", "title"),
+    [
+        ("1984", "1984"),
+        ("No", "No"),
+        ("2024-01-01", "2024-01-01"),
+        ("", "T"),
+        ("~", "T"),
+        ("''", "T"),
+        ("[a]", ["a"]),
+    ],
+)
+def test_titles_in_front_matter_are_texts(field: str, title: str | list[str]) -> None:
+    pytest.importorskip("yaml")
+    content = f"---\ntitle: {field}\nyear: 1984\n---\n# T\n".encode()
+    assert read_whole("md", content) == ("# T\n", {"title": title, "year": 1984})
+
+
 class Words:
     """Counts the words of a text as its tokens."""
 
