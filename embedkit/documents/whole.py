@@ -393,7 +393,7 @@ class _Word:
             self.title = self.title or text.strip()
             return "# "
         level = re.fullmatch(r"Heading (\d)", name)
-        return f"{'#' * int(level[1])} " if level else ""
+        return f"{'#' * min(6, int(level[1]))} " if level else ""  # Word has 9 levels, Markdown 6
 
     def _below(self, element: Any, kinds: frozenset[str]) -> Iterator[tuple[str, Any]]:
         """The outermost elements of ``kinds`` below ``element``, without those in text boxes."""

@@ -188,6 +188,13 @@ def test_word_text_in_controls_insertions_and_text_boxes() -> None:
     assert read_word(word)[1] == {"title": "Of the file"}
 
 
+def test_headings_of_word_have_six_levels() -> None:
+    word = pytest.importorskip("docx").Document()
+    for level in (5, 6, 7, 9):
+        word.add_heading("a", level)
+    assert read_word(word)[0] == "##### a\n\n###### a\n\n###### a\n\n###### a"
+
+
 def test_breaks_of_word_are_lines() -> None:
     docx = pytest.importorskip("docx")
     word = docx.Document()
