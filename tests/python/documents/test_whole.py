@@ -60,6 +60,23 @@ from embedkit.documents.whole import UnreadableError, read_whole
         ("<p>a<template>b", ("a\nb", {})),
         ("<body><nav><a>Only</a></nav></body>", ("Only", {})),
         ("<title>T</title><script>x = '</nav>'</script><nav></nav>", ("", {"title": "T"})),
+        # what browsers show in place of what they can play, and what no reader sees
+        (
+            "<p>a</p><video src=x>No video.</video><iframe>f</iframe><object>o</object><canvas>c</canvas><p>b",
+            ("a\n\nb", {}),
+        ),
+        ("a<datalist><option>x</datalist> <math><mi>x</mi><annotation>\\x</annotation></math>", ("a x", {})),
+        ("<noframes>Only</noframes>", ("Only", {})),
+        ("<p hidden>x</p><p>a</p><p style='color: red; DISPLAY : none'>x<p>b", ("a\n\nb", {})),
+        (
+            "<div hidden><div>x</div><h2>y</h2><pre>z</pre></div>a <span hidden>x<span>y</span>z</span>b",
+            ("a b", {}),
+        ),
+        ("<h2 hidden>x</h2><p>a\n<input hidden><img hidden>b<span hidden />c", ("a bc", {})),
+        ("<ul><li hidden>x<ul><li>y</ul>z<li>a</ul><p hidden=until-found>b", ("a\n\nb", {})),
+        ("<table><tr hidden><td>x<td>y<tr><td>a<td hidden>x<tr><td>b</table>c", ("a\n\nb\nc", {})),
+        ("<div><p hidden>x</div>a<p hidden>b", ("x\na\nb", {})),
+        ("<body hidden><div hidden>a</div></body>", ("a", {})),
         # readings, which need no end tags
         (
             "<p><ruby>東<rt>とう</rt>京<rt>きょう</rt></ruby>へ行く<ruby>漢字<rp>(</rp><rt>かんじ</rt><rp>)</rp></ruby>",
