@@ -235,8 +235,8 @@ class Index(Searcher):
         Args:
             path: a new or empty folder.
             file: a Faiss index of inner products. The ids of an IndexIDMap become the documents' ids.
-                Without ``documents``, those of another index are in ``file.ids.jsonl`` if `export_faiss` has
-                written it; else they are numbers.
+                Those of another index, without ``documents`` or where these have no ids, are in ``file.ids.jsonl``
+                if `export_faiss` has written it; else they are numbers.
             encoder: computed the vectors.
             documents: in the order of the vectors, or with the file's ids; ``None``: no texts.
             metric: "cosine" if the vectors are normalized, else "dot".
