@@ -54,7 +54,11 @@ def add_commands(commands: Any) -> None:
     compact.set_defaults(run=_compact)
     _add_index(compact)
     compact.add_argument("--factory", help="Faiss index to build (default: as before)")
-    add_language(compact, None, "language of the texts, whose words are made again (default: as before)")
+    add_language(
+        compact,
+        None,
+        "language of the texts, whose words are made again (default: as before, unless there are several)",
+    )
     add_max_memory(compact)
     add_threads(compact)
 
@@ -91,8 +95,8 @@ def add_commands(commands: Any) -> None:
         "documents",
         nargs="*",
         metavar="INPUT",
-        help="files of texts, in the order of the vectors or with their ids (default: no texts, and the ids in "
-        "FILE.faiss.ids.jsonl if export has written it, else numbers)",
+        help="files of texts, in the order of the vectors or with their ids (default: no texts); without ids, those in "
+        "FILE.faiss.ids.jsonl are taken if export has written it",
     )
     take.add_argument("-o", "--output", required=True, metavar="INDEX", help="folder to write")
     take.add_argument("--model", metavar="MODEL", help="model of the vectors (default: the built-in model)")

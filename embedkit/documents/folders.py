@@ -25,7 +25,7 @@ class Patterns:
     """Which files below a folder are read.
 
     A pattern with ``*``, ``?`` or ``[`` is compared with a file's path below the folder and with its name; one of a
-    folder's name or path means all that is in it.
+    folder's name or path means all that is in it. A leading ``**/`` stands for no folder as well, and ``./`` for none.
 
     Attributes:
         include: patterns of which a file must match one; empty: all files.
@@ -45,7 +45,9 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
         return False
     parts = name.split(os.sep)
     paths = [name, *parts, *(os.sep.join(parts[:depth]) for depth in range(2, len(parts)))]
-    return any(fnmatch.fnmatchcase(path, pattern.rstrip(os.sep)) for pattern in patterns for path in paths)
+    wanted = [pattern.rstrip(os.sep).removeprefix(f".{os.sep}") for pattern in patterns]
+    wanted += [pattern.removeprefix(f"**{os.sep}") for pattern in wanted]
+    return any(fnmatch.fnmatchcase(path, pattern) for pattern in wanted for path in paths)
 
 
 @dataclass(slots=True)

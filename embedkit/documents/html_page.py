@@ -13,7 +13,15 @@ from .errors import UnreadableError
 __all__ = ["as_text", "read_page"]
 
 _SCRIPTS = frozenset(("script", "style"))
-_HIDDEN = _SCRIPTS | frozenset(("noscript", "template", "svg", "head", "nav"))
+_HIDDEN = _SCRIPTS | frozenset(
+    re.findall(
+        r"[\w-]+",
+        "noscript template svg head nav video audio canvas object iframe noframes datalist annotation annotation-xml",
+    )
+)
+_MARKED = "[hidden]"
+"""Stands among the kinds of hidden elements for those that their attributes hide."""
+_NO_DISPLAY = re.compile(r"(?:^|;)\s*display\s*:\s*none\b", re.IGNORECASE)
 # Blocks that may go without an end tag: a tag that ends an element around them ends nothing else.
 _LOOSE = frozenset(re.findall(r"\w+", "p li dt dd option optgroup caption thead tbody tfoot tr td th br hr"))
 _CLOSED = frozenset(
@@ -24,6 +32,18 @@ _CLOSED = frozenset(
     )
 )
 _VOID = frozenset(("br", "hr"))
+_VOID_INLINE = frozenset(re.findall(r"\w+", "area base col embed img input link meta param source track wbr"))
+_ROWS = frozenset(("thead", "tbody", "tfoot"))
+_ENDED_BY = {  # tags before which a hidden block that may go without an end tag has ended
+    "p": (_LOOSE | _CLOSED) - {"br"},
+    "li": frozenset(("li",)),
+    **dict.fromkeys(("dt", "dd"), frozenset(("dt", "dd"))),
+    "option": frozenset(("option", "optgroup")),
+    "optgroup": frozenset(("optgroup",)),
+    **dict.fromkeys(("caption", *_ROWS), _ROWS),
+    "tr": _ROWS | {"tr"},
+    **dict.fromkeys(("td", "th"), _ROWS | {"tr", "td", "th"}),
+}
 _READINGS = frozenset(("rt", "rp", "rtc"))
 """What `ruby` writes above its text; each ends without an end tag at the next part or with the ruby."""
 _MARKDOWN = re.compile(r"(#{1,6}[ \t])| {0,3}(?:```|~~~)")
@@ -34,18 +54,18 @@ _MOST_UNENDED = 20
 def read_page(content: str) -> tuple[str, dict[str, Any]]:
     """Text of a page, a block per line, headings as Markdown's; its title as metadata.
 
-    Navigation, pictures and the like are hidden, but not those that the page never closes, which would hide the rest
-    of it, nor navigation where there is nothing else.
+    Navigation, pictures and the like are hidden, and elements with the attribute ``hidden`` or ``display: none``, but
+    not those that the page never closes, which would hide the rest of it, nor where there is nothing else.
 
     Raises:
         UnreadableError: many tags or comments do not end.
     """
-    hidden = _HIDDEN
+    hidden = _HIDDEN | {_MARKED}
     while True:
         page = _Text(hidden)
         page.read(content)
         text = re.sub(r"\n{3,}", "\n\n", "\n".join(page.lines)).strip("\n")
-        shown = page.unclosed() if text else page.unclosed() | (hidden & {"nav"})
+        shown = page.unclosed() if text else page.unclosed() | (hidden & {"nav", "noframes", _MARKED})
         if not shown:
             break
         hidden -= shown
@@ -70,9 +90,8 @@ class _Text(HTMLParser):
         self.title: list[str] = []
         self._line: list[str] = []
         self._hides = hidden | _READINGS
-        self._open: list[
-            str
-        ] = []  # elements that need an end tag; "h" for headings, which any of theirs ends
+        # elements that need an end tag, and whether they are hidden; "h" for headings, which any of theirs ends
+        self._open: list[tuple[str, bool]] = []
         self._count = Counter[str]()  # of each in them
         self._hidden = 0  # how many of them are hidden
         self._heading: tuple[int, int] | None = None  # level of the open one, and its first line
@@ -102,36 +121,55 @@ class _Text(HTMLParser):
 
     def unclosed(self) -> frozenset[str]:
         """The kinds of hidden elements that are open."""
-        return self._hides.intersection(self._open) - _SCRIPTS - _READINGS
+        kinds = {name if name in self._hides else _MARKED for name, hides in self._open if hides}
+        return frozenset(kinds) - _SCRIPTS - _READINGS
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "title":
             self._in_title = not self._count["svg"] and not self.title
             return
+        while self._open and self._open[-1][1] and tag in _ENDED_BY.get(self._open[-1][0], ()):
+            self._pop()
         block = tag in _LOOSE or tag in _CLOSED
         if block and tag not in _VOID:
             self._end_ruby()
         part = tag in _READINGS or tag == "rb"
-        if part and self._open[-1:] and self._open[-1] in _READINGS:
+        if part and self._open and self._open[-1][0] in _READINGS:
             self._pop()
         if tag == "body" or (block and self._hidden and self._hidden == self._count["head"]):
             while self._open:  # a head that was not closed
                 self._pop()
         level = _level(tag)
+        marked = self._is_marked(tag, attrs)
         if not self._hidden and (block or tag in _HIDDEN - self._hides):
             self._end_line()
-            if level:
-                if self._open[-1:] == ["h"]:
+            if level and not marked:
+                if self._open[-1:] == [("h", False)]:
                     self._pop()
                 self._end_heading(closed=False)
                 self._end_line()
                 self._heading = level, len(self.lines)
-            self._in_pre = tag == "pre" or (self._in_pre and not level)  # a heading: pre was not closed
-        if tag in _CLOSED or tag in _HIDDEN or tag == "ruby" or (tag in _READINGS and self._count["ruby"]):
-            name = "h" if level else tag
-            self._open.append(name)
+            if not marked:
+                self._in_pre = tag == "pre" or (self._in_pre and not level)  # a heading: pre was not closed
+        name = "h" if level else tag
+        ended = (
+            tag in _CLOSED or tag in _HIDDEN or tag == "ruby" or (tag in _READINGS and self._count["ruby"])
+        )
+        # within a hidden one of its kind, whose end its own end tag must not be
+        within = self._count[name]
+        if ended or marked or within:
+            hides = marked or name in self._hides
+            self._open.append((name, hides))
             self._count[name] += 1
-            self._hidden += name in self._hides
+            self._hidden += hides
+
+    def _is_marked(self, tag: str, attrs: list[tuple[str, str | None]]) -> bool:
+        """Whether its attributes hide the content of an element."""
+        if _MARKED not in self._hides or tag in ("html", "body") or tag in _VOID or tag in _VOID_INLINE:
+            return False
+        given = dict(attrs)
+        hidden = "hidden" in given and given["hidden"] != "until-found"
+        return hidden or _NO_DISPLAY.search(given.get("style") or "") is not None
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.handle_starttag(tag, attrs)
@@ -145,7 +183,7 @@ class _Text(HTMLParser):
         if tag == "title":
             self._in_title = False
         elif self._count[name]:
-            while self._open[-1] != name:  # what was not closed
+            while self._open[-1][0] != name:  # what was not closed
                 self._pop()
             self._pop(closed=True)
         elif (tag in _LOOSE or tag in _CLOSED) and not self._hidden:
@@ -158,9 +196,9 @@ class _Text(HTMLParser):
 
     def _pop(self, *, closed: bool = False) -> None:
         """End the innermost open element; ``closed``: by its own tag."""
-        name = self._open.pop()
+        name, hides = self._open.pop()
         self._count[name] -= 1
-        if name in self._hides:
+        if hides:
             self._hidden -= 1
         elif self._hidden or name == "ruby":
             return

@@ -12,7 +12,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, islice, pairwise
+from itertools import chain, islice
 from typing import Any
 
 from .document import Document
@@ -110,7 +110,9 @@ class _Unit:
     tokens: int
     level: int = 0  # of a heading
     heading: str = ""
-    gap: int = 0  # tokens of the white space before it, or that joining it to a part of the same word adds
+    gap: int = (
+        0  # tokens more (or fewer, if negative) than on its own where it is joined to what is before it
+    )
 
     @property
     def with_gap(self) -> int:
@@ -146,8 +148,7 @@ class PassageCutter:
         self._special = len(empty)
         prompt = prompt_of(encoder, "document")
         self._full = None if room is None else room - self._special
-        one, two = self._lengths(["a", "a a"])
-        self._gaps = {"": 0, " ": max(0, two - 2 * one)}
+        self._neutral = {"": True}
         used = self._special + (self._lengths([prompt])[0] if prompt else 0)
         if room is not None and passages.tokens + used > room:
             more = "raise --max-length (max_length=), " if passages.tokens + used <= positions else ""
@@ -214,15 +215,15 @@ class PassageCutter:
                     keep -= 1
                 last = keep if keep > first else last
             spans.append((units[first].begin, units[last - 1].end, headings[last - 1]))
-            following, repeated = last, 0
+            following, repeated = last, 0  # tokens of what is repeated, joined to what is before it
             if last < len(units) and not units[last].level:
-                while following - 1 > first and repeated + units[following - 1].with_gap <= overlap:
+                while following - 1 > first and repeated + units[following - 1].tokens <= overlap:
                     following -= 1
                     repeated += units[following].with_gap
                     if units[following].level:
                         break
                 # what is repeated must leave room for the next unit, or nothing new would follow
-                while following < last and repeated + units[last].with_gap > most:
+                while following < last and repeated - units[following].gap + units[last].with_gap > most:
                     repeated -= units[following].with_gap
                     following += 1
             first = following
@@ -252,33 +253,35 @@ class PassageCutter:
         for unit, tokens in zip(units, lengths, strict=True):
             # what is longer still is cut into words, whatever they are
             unit.tokens = tokens if unit.end - unit.begin <= most else self.passages.tokens + 1
-        for before, unit in pairwise(units):
-            unit.gap = self._gap(text[before.end : unit.begin])
-        return [part for unit in units for part in self._parts(text, unit)]
+        self._set_gaps(text, units, 0)
+        ends = chain((0,), (unit.end for unit in units))
+        return [part for end, unit in zip(ends, units, strict=False) for part in self._parts(text, unit, end)]
 
-    def _parts(self, text: str, unit: _Unit) -> list[_Unit]:
-        """A unit longer than a passage, in parts of whole words; of pieces of words that are longer themselves."""
+    def _parts(self, text: str, unit: _Unit, before: int) -> list[_Unit]:
+        """A unit longer than a passage, in parts of whole words; of pieces of words that are longer themselves.
+
+        ``before``: where the unit before it ends.
+        """
         most = self.passages.tokens
         if unit.tokens <= most:
             return [unit]
         parts: list[_Unit] = []
-        for begin, end, tokens in self._words(text, unit):
-            if not parts:
-                gap = unit.gap
-            elif parts[-1].end == begin:  # pieces of one word: it may have more tokens than they have
-                apart = parts[-1].tokens + tokens
-                gap = max(0, self._lengths([text[parts[-1].begin : end]])[0] - apart) if apart <= most else 0
+        for word in self._words(text, unit, before):
+            if (
+                parts and parts[-1].end == word.begin
+            ):  # pieces of one word: it may have more tokens than they have
+                apart = parts[-1].tokens + word.tokens
+                if apart <= most:
+                    word.gap = max(0, self._lengths([text[parts[-1].begin : word.end]])[0] - apart)
+            if parts and parts[-1].tokens + word.with_gap <= most:
+                parts[-1].end = word.end
+                parts[-1].tokens += word.with_gap
             else:
-                gap = self._gap(text[parts[-1].end : begin])
-            if parts and parts[-1].tokens + gap + tokens <= most:
-                parts[-1].end = end
-                parts[-1].tokens += gap + tokens
-            else:
-                parts.append(_Unit(begin, end, tokens, unit.level, unit.heading, gap))
+                parts.append(word)
         return parts
 
-    def _words(self, text: str, unit: _Unit) -> Iterator[tuple[int, int, int]]:
-        """Begin, end and tokens of each word of ``unit``; of pieces of those longer than a passage."""
+    def _words(self, text: str, unit: _Unit, before: int) -> Iterator[_Unit]:
+        """Each word of ``unit``; pieces of those longer than a passage."""
         most = self.passages.tokens
         pieces = _pieces(text, unit, most)
         while words := list(islice(pieces, _AT_ONCE)):
@@ -290,14 +293,35 @@ class PassageCutter:
                     for piece in _halves(text, begin, end, halve=tokens > most)
                 ]
                 lengths = self._lengths(text[begin:end] for begin, end in words)
-            for (begin, end), tokens in zip(words, lengths, strict=True):
-                yield begin, end, tokens
+            found = [
+                _Unit(begin, end, tokens, unit.level, unit.heading)
+                for (begin, end), tokens in zip(words, lengths, strict=True)
+            ]
+            self._set_gaps(text, found, before)
+            before = found[-1].end
+            yield from found
 
-    def _gap(self, white: str) -> int:
-        """Tokens of the white space between two words, which models with byte-level tokens count."""
-        if white not in self._gaps:
-            (self._gaps[white],) = self._lengths([white])
-        return self._gaps[white]
+    def _set_gaps(self, text: str, units: Sequence[_Unit], before: int) -> None:
+        """Set the gap of each of ``units`` that fits into a passage; ``before``: where the one before the first ends.
+
+        Byte-level tokens hold the blank before a word: it may have more or fewer of them than the word alone.
+        """
+        joined = [
+            (unit, text[end : unit.end])
+            for end, unit in zip(chain((before,), (unit.end for unit in units)), units, strict=False)
+            if unit.tokens <= self.passages.tokens and not self._is_neutral(text[end : unit.begin])
+        ]
+        if joined:
+            one, *lengths = self._lengths(chain(("a",), (f"a{piece}" for _, piece in joined)))
+            for (unit, _), tokens in zip(joined, lengths, strict=True):
+                unit.gap = tokens - one - unit.tokens
+
+    def _is_neutral(self, white: str) -> bool:
+        """Whether words have the same tokens after the white space ``white`` as on their own, and it has none."""
+        if white not in self._neutral:
+            empty, one, two = self._tokenize(["", "a", f"a{white}a"])["input_ids"]
+            self._neutral[white] = sorted([*two, *empty]) == sorted([*one, *one])
+        return self._neutral[white]
 
     def _lengths(self, texts: Iterable[str]) -> list[int]:
         """Tokens of each text, without special ones.

@@ -13,8 +13,9 @@
   and id are left out with a warning.
 
 Text files may be compressed (``.gz``, ``.zst``). Text is UTF-8, with or without a byte order mark; lines end
-in ``\\n`` or ``\\r\\n``. Documents whose text is empty or white space are skipped and counted as blank. The
-default id is ``file:line``, or ``file`` for a file that is one text; see `folders` for the file's name.
+in ``\\n`` or ``\\r\\n``. Documents whose text is empty or white space, and which bring no vector, are skipped and
+counted as blank. The default id is ``file:line``, or ``file`` for a file that is one text; see `folders` for the file's
+name.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Corpus:
     """Input files as one stream of `Document`; can be iterated once.
 
     Attributes:
-        blank: documents skipped so far because their text is empty or white space.
+        blank: documents skipped so far because their text is empty or white space, and they bring no vector.
         named: whether a record so far had an id of its own.
         total_bytes: size of all inputs, the final value of ``Document.position``; ``None`` if unknown.
         files: the input files, and what was left out of folders.
@@ -211,7 +212,7 @@ class Corpus:
             with source:
                 for line, text, document_id, metadata, given in self._records(source):
                     origin = f"{source.path}:{line}"
-                    if not text.strip():
+                    if given is None and not text.strip():
                         if self._vectors is not None:
                             raise InputError(origin, "the text is blank, but vectors are given by position")
                         self.blank += 1

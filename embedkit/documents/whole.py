@@ -160,8 +160,8 @@ def _markdown(text: str) -> tuple[str, dict[str, Any]]:
         metadata = fields
         text = text[match.end() :].lstrip("\r\n")
     title = _title(text)
-    if title is not None:
-        metadata.setdefault("title", title)
+    if title is not None and not metadata.get("title"):
+        metadata["title"] = title
     return text, metadata
 
 
@@ -218,7 +218,17 @@ def _front_matter(content: str) -> dict[str, Any] | None:
         root = loader.get_single_node()
         if root is not None and _size(root, {}) > max(_MOST_ALIASED, 4 * len(content)):
             raise ValueError("its aliases repeat too much")
-        fields = None if root is None else loader.construct_document(root)
+        for name, value in root.value if isinstance(root, yaml.MappingNode) else ():
+            if (
+                name.value == "title"
+                and isinstance(value, yaml.ScalarNode)
+                and not value.tag.endswith(":null")
+            ):
+                value.tag = "tag:yaml.org,2002:str"  # 1984 and No are titles, too
+        try:
+            fields = None if root is None else loader.construct_document(root)
+        except (LookupError, AttributeError):  # of "!!bool maybe", "!!int ''" and the like
+            raise ValueError("a value does not fit its tag") from None
         if isinstance(fields, dict):
             return {str(name): _as_json(value) for name, value in fields.items()}
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # the last: a list may hold itself
@@ -263,7 +273,7 @@ def _pdf(file: IO[bytes]) -> tuple[str, dict[str, Any]]:
             if large:
                 reader.resolved_objects.clear()  # images among them
         text = "\n\n".join(texts).strip()
-        title = reader.metadata.title if reader.metadata else None
+        title = _clean(str((reader.metadata and reader.metadata.title) or ""))
         pages = len(reader.pages)
     except UnreadableError:
         raise
@@ -274,10 +284,15 @@ def _pdf(file: IO[bytes]) -> tuple[str, dict[str, Any]]:
         ) from None
     except Exception as error:  # pypdf raises errors of many types for damaged files
         raise UnreadableError(f"the PDF is damaged: {' '.join(str(error).split())[:200]}") from None
-    # fonts without a table of characters yield lone surrogates and NULs
-    text = text.replace("\x00", "").encode("utf-8", "replace").decode("utf-8")
-    text = text.translate(_LIGATURES)  # ff fi fl ffi ffl st: glyphs of a font, which models do not know
-    return text, {"pages": pages, **({"title": str(title)} if title else {})}
+    text = _clean(text).translate(
+        _LIGATURES
+    )  # ff fi fl ffi ffl st: glyphs of a font, which models do not know
+    return text, {"pages": pages, **({"title": title} if title else {})}
+
+
+def _clean(text: str) -> str:
+    """``text`` without the lone surrogates and NULs that fonts without a table of characters yield, and some titles."""
+    return text.replace("\x00", "").encode("utf-8", "replace").decode("utf-8")
 
 
 def _docx(file: IO[bytes]) -> tuple[str, dict[str, Any]]:
@@ -378,7 +393,7 @@ class _Word:
             self.title = self.title or text.strip()
             return "# "
         level = re.fullmatch(r"Heading (\d)", name)
-        return f"{'#' * int(level[1])} " if level else ""
+        return f"{'#' * min(6, int(level[1]))} " if level else ""  # Word has 9 levels, Markdown 6
 
     def _below(self, element: Any, kinds: frozenset[str]) -> Iterator[tuple[str, Any]]:
         """The outermost elements of ``kinds`` below ``element``, without those in text boxes."""

@@ -235,8 +235,8 @@ class Index(Searcher):
         Args:
             path: a new or empty folder.
             file: a Faiss index of inner products. The ids of an IndexIDMap become the documents' ids.
-                Without ``documents``, those of another index are in ``file.ids.jsonl`` if `export_faiss` has
-                written it; else they are numbers.
+                Those of another index, without ``documents`` or where these have no ids, are in ``file.ids.jsonl``
+                if `export_faiss` has written it; else they are numbers.
             encoder: computed the vectors.
             documents: in the order of the vectors, or with the file's ids; ``None``: no texts.
             metric: "cosine" if the vectors are normalized, else "dot".
@@ -365,12 +365,16 @@ class Index(Searcher):
 
         Args:
             factory: of the Faiss index, as in `build`; ``None``: as the index was built.
-            language: of the words, as in `build`; ``None``: as before. Words of an earlier version are renewed.
+            language: of the words, as in `build`; ``None``: as before, unless a merged index has several. Words of an
+                earlier version are renewed.
             max_memory: as for `build`.
             progress: called after each step.
 
         Returns:
             Whether there was anything to fold or to build as another kind, or in an index without documents to change.
+
+        Raises:
+            ValueError: the words are in several languages, and ``language`` is not given; or an argument is invalid.
         """
         accept = self._open_live()[1].check
         settings = BuildSettings(max_memory=max_memory, threads=self._threads)

@@ -146,6 +146,8 @@ def sync(
         if gone:  # a document may have moved to another file
             for _, ids in memory.others(changed.keys() | changes.gone):
                 gone.difference_update(ids)
+        if manifest.passages is not None:  # what is no document now may be the id of another one's passage
+            gone = set(index.generation.find_passages(gone))
         deleted = index.delete(sorted(gone), missing_ok=True) if gone else 0
         if changed or changes.touched or changes.gone or not valid:
             generation = manifest.generation + made + bool(deleted)

@@ -24,7 +24,7 @@ from ..index.search.rerank import CANDIDATES, reordered
 from ..index.storage.filters import equal
 from ..index.storage.where import compile_where
 from ..index.words.analyzer import Analyzer, analyzer
-from ..index.words.languages import AUTO, NONE
+from ..index.words.languages import NONE
 from .bodies import LONGEST_CONDITION, SearchRequest
 from .errors import ApiError, busy, gone
 from .models import EmbeddingModel, Form
@@ -138,8 +138,22 @@ class SearchService:
         Raises:
             ApiError: 413, they take too many bytes.
         """
-        words = _analyzer(self.index.generation.manifest.language) if body.words else None
-        return await self._run(self._pool, lambda left: _written(queries, found, body.explain, words, left))
+
+        def write(left: threading.Event) -> bytes:
+            words = self._analyzers(found) if body.words else None
+            return _written(queries, found, body.explain, words, left)
+
+        return await self._run(self._pool, write)
+
+    def _analyzers(self, found: list[list[Hit]]) -> dict[str, Analyzer]:
+        """By the id of each hit, that of its segment's language; not of those that another process has deleted now."""
+        generation = self.index.generation
+        words = [segment.entry.words for segment in generation.segments]
+        places = generation.find({hit.id for hits in found for hit in hits})
+        return {
+            name: _analyzer(NONE if (made := words[number]) is None else made.language)
+            for name, (number, _) in places.items()
+        }
 
     async def _run(self, pool: ThreadPoolExecutor, work: Callable[[threading.Event], _T]) -> _T:
         """What ``work`` returns; if this is cancelled, it is not begun any more, or told so by its event."""
@@ -263,7 +277,7 @@ def _written(
     queries: list[str],
     found: list[list[Hit]],
     explain: bool,
-    words: Analyzer | None,
+    words: Mapping[str, Analyzer] | None,
     left: threading.Event,
 ) -> bytes:
     """The hits of each query as JSON; hit by hit, so that others get the interpreter in between.
@@ -274,14 +288,17 @@ def _written(
     data = []
     size = 0
     for at, hits in enumerate(found):
-        words_of = None if words is None else words.finder(queries[at] if queries else "")
+        finders: dict[Analyzer, Callable[[str], list[str]]] = {}
         shown = []
         for hit in hits:
             if left.is_set():
                 raise gone()
             fields = hit_fields(hit, explain=explain)
-            if words_of is not None:
-                fields["words"] = words_of(hit.text)
+            if words is not None:
+                own = words.get(hit.id) or _analyzer(NONE)
+                if own not in finders:
+                    finders[own] = own.finder(queries[at] if queries else "")
+                fields["words"] = finders[own](hit.text)
             shown.append(dumps(fields))
             size += len(shown[-1])
             if size > _ANSWER:
@@ -301,7 +318,7 @@ def _too_large() -> ApiError:
 
 def _analyzer(language: str) -> Analyzer:
     try:
-        return analyzer(NONE if language == AUTO else language)
+        return analyzer(language)
     except ImportError:  # of the language's stemmer
         return analyzer(NONE)
 

@@ -338,7 +338,7 @@ def _make_segment(
             raise InputError("", "no documents to index: the input is empty, or every line was skipped")
         if rows == 0:
             return None, 0, filtered
-        entry = replace(_index(job, staging), truncated=staging.truncated)
+        entry = replace(_index(job, staging), truncated=None if filtered.unsure else staging.truncated)
         made = replace(job.made, input=digest.hexdigest())
         fsync_files(folder)  # before the journal says that they are complete
         staging.journal.finished(Finished(entry, made))
@@ -368,7 +368,7 @@ def _stored(
                     check_new_id(document, taken)
                 vector = given_vector(document, job.header.dimension)
                 check_length(document)
-                store.add(document)
+                store.add(document, stored=job.mode == "reembed")
             except InputError as error:
                 error.document_id = document_of(document.id or "") if job.cutter else document.id
                 reject(error, job.settings.on_error)

@@ -26,8 +26,8 @@ from ..storage.journal import read_journal
 from ..storage.layout import SEGMENTS_FOLDER, TOMBSTONES_FOLDER, Writer, current_name
 from ..storage.manifest import Manifest, Raw, ReadingEntry, SegmentEntry
 from ..storage.search_parameters import SearchParameters
-from ..words.languages import check_language
-from .fold import copy_segments
+from ..words.languages import NONE, check_language
+from .fold import copy_segments, languages_of
 from .publish import dated, in_language_of, rows_of_documents, tombstone
 from .resume import change_errors
 from .settings import BuildSettings, Report
@@ -138,8 +138,8 @@ def compact(
 ) -> bool:
     """Fold all segments into one without deleted documents; false if it is one already, of the kind that is asked for.
 
-    ``factory`` and ``language`` are ``None`` for the index's own; of ``settings``, ``max_memory`` and ``threads``
-    are used. ``accept`` is as in `_changing`.
+    ``factory`` and ``language`` are ``None`` for the index's own (ValueError if it has several languages); of
+    ``settings``, ``max_memory`` and ``threads`` are used. ``accept`` is as in `_changing`.
     """
     with _changing(root, "compacting", accept) as (writer, base):
         manifest = base.manifest
@@ -158,6 +158,13 @@ def compact(
         )
         if language is not None:
             manifest = replace(manifest, language=check_language(language))
+        elif len(languages := {found for _, found in languages_of(manifest.segments)}) > 1:
+            raise ValueError(
+                f"its words are in several languages ({', '.join(sorted(languages))}), and one segment has one: "
+                "choose it with --language (language=), or none to stem no words"
+            )
+        elif languages != {NONE}:
+            manifest = replace(manifest, language=languages.pop())
         current = base.has_words and language in (None, base.manifest.language)
         if whole and current and factory in (None, manifest.factory):
             return False

@@ -34,6 +34,7 @@ class Filter:
         unchanged: documents that were dropped because the base holds them.
         repeated: documents that were dropped because an earlier one has the same text.
         blank: documents that were dropped because their text is empty or white space.
+        unsure: whether a stored vector may be of a text that the model cut.
     """
 
     def __init__(self, base: Generation | None, *, passages: bool = False, repeated: bool = False) -> None:
@@ -41,6 +42,7 @@ class Filter:
         self.unchanged = 0
         self.repeated = 0
         self.blank = 0
+        self.unsure = False
         self._first_blank = ""
         self._base = base
         self._passages = passages
@@ -125,9 +127,10 @@ class Filter:
             for row, document in base.segments[number].documents.fetch(rows).items()
         }
 
-    @staticmethod
-    def _vector(base: Generation, number: int, row: int) -> Float32Array:
-        vectors: Any = base.segments[number].raw.gather(np.array([row], np.int64))
+    def _vector(self, base: Generation, number: int, row: int) -> Float32Array:
+        segment = base.segments[number]
+        self.unsure = self.unsure or segment.entry.truncated != 0
+        vectors: Any = segment.raw.gather(np.array([row], np.int64))
         return np.asarray(vectors[0], np.float32)
 
 

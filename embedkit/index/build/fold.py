@@ -10,12 +10,14 @@ there are many segments. Then the neighbors are folded that have the fewest rows
 none do, twice) the rows of the largest among them. Of 10 million documents added 2,000 at a time each is copied 2.7
 times, and there are never more than 49 segments. No fold has more than a million rows, which take two minutes: where
 additions are so large that this leaves no neighbors to fold, there is a segment for each half million documents.
+
+Segments of merged indexes whose words are of different languages are never folded together.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -29,11 +31,12 @@ from ..storage.layout import Writer
 from ..storage.manifest import Manifest, SegmentEntry, truncated_of
 from ..storage.segment import Segment
 from ..storage.spool import SPOOL_FILE, Spool, SpoolWriter
+from ..words.languages import NONE
 from .publish import dated
 from .segment import finish_segment, remove_all_but
 from .settings import BuildSettings, Progress, Report
 
-__all__ = ["copy_segments", "fold_segments"]
+__all__ = ["copy_segments", "fold_segments", "languages_of"]
 
 _TIMES = 8
 _MOST_ROWS = 8192  # of a fold, which an addition waits for
@@ -44,7 +47,12 @@ _MOST_ROWS_OF_MANY = 1 << 20
 
 def fold_segments(writer: Writer, live: Manifest, settings: BuildSettings) -> Manifest:
     """Fold segments into one if they are small or many; returns the manifest that is live then."""
-    place = _foldable([entry.rows for entry in live.segments])
+    foldable = (
+        (slice(run.start + place.start, run.start + place.stop), language)
+        for run, language in languages_of(live.segments)
+        if (place := _foldable([entry.rows for entry in live.segments[run]])) is not None
+    )
+    place, language = next(foldable, (None, NONE))
     if place is None:
         return live
     with contextlib.closing(open_generation(writer.root, lambda _: None)) as base:
@@ -59,13 +67,27 @@ def fold_segments(writer: Writer, live: Manifest, settings: BuildSettings) -> Ma
             target_recall=None,
         )
         try:
-            entry = copy_segments(writer, chosen, live, settings, lambda _: None)
+            words = live if language == NONE else replace(live, language=language)
+            entry = copy_segments(writer, chosen, words, settings, lambda _: None)
         except IndexDamagedError:  # they stay as they are, for `verify` to name; an addition needs no fold
             return live
         segments = (*live.segments[: place.start], entry, *live.segments[place.stop :])
         folded = dated(live.with_segments(segments), writer.generation)
         writer.publish(folded, {entry.name: writer.staged(entry.name)})
         return folded
+
+
+def languages_of(segments: Sequence[SegmentEntry]) -> Iterator[tuple[slice, str]]:
+    """Neighbors whose words have one language, with that; those that are not stemmed belong to what is before them."""
+    begin, language = 0, NONE
+    for at, entry in enumerate(segments):
+        own = NONE if entry.words is None else entry.words.language
+        if NONE not in (own, language) and own != language:
+            yield slice(begin, at), language
+            begin = at
+        if own != NONE:
+            language = own
+    yield slice(begin, len(segments)), language
 
 
 def _foldable(rows: Sequence[int]) -> slice | None:
@@ -123,7 +145,7 @@ def copy_segments(
         for segment in segments:
             for stored, vectors in segment.scan():
                 for document in stored:
-                    documents.add(Document(document.text, document.id, document.metadata))
+                    documents.add(Document(document.text, document.id, document.metadata), stored=True)
                 spool.add(vectors)
                 report(Progress("copy", spool.rows, total))
         entry = finish_segment(

@@ -285,12 +285,13 @@ def _rows(
     named = documents.named if isinstance(documents, Corpus) else any(item.id is not None for item in given)
     own = {document.id for document in given}
     joined = beside is not None and None not in own and not own.isdisjoint(beside)
-    if beside is not None and (joined or own == {None}):
+    if beside is not None and (joined or not named):
         wanted = beside
     if not joined and (ids is None or not named):
+        keeps = ids is None and (named or beside is None)
         return [
             document
-            if ids is None and document.id is not None
+            if keeps and document.id is not None
             else Document(document.text, document_id, document.metadata)
             for document_id, document in zip(wanted, given, strict=True)
         ]

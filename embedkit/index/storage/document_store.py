@@ -153,15 +153,15 @@ class DocumentWriter:
         """Whether `add` still expects documents that were stored before a crash."""
         return self._replay is not None
 
-    def add(self, document: Document) -> None:
-        """Append one document.
+    def add(self, document: Document, *, stored: bool = False) -> None:
+        """Append one document; ``stored``: of another segment, where earlier versions let metadata hold a NUL.
 
         Raises:
             InputError: the text, id or metadata cannot be stored, or the id is taken; nothing was written.
             OtherInputError: another document was stored here before the crash.
         """
         document_id = check_document(document)
-        metadata = _dump_metadata(document)
+        metadata = _dump_metadata(document, stored=stored)
         with self._lock, _undamaged(self._folder):
             if self._replay is None:
                 self._insert(document, document_id, metadata)
@@ -326,13 +326,24 @@ def _used_before(document: Document) -> InputError:
     )
 
 
-def _dump_metadata(document: Document) -> str | None:
+def _dump_metadata(document: Document, *, stored: bool) -> str | None:
     if not document.metadata:
         return None
     try:
-        return _json(document.metadata)
+        text = _json(document.metadata)
     except _NO_JSON as error:
         raise InputError(document.origin, _why_no_json(document.metadata, error), skippable=True) from None
+    if not stored and _holds_nul(text):  # conditions would read a text no further
+        name = next(name for name, value in document.metadata.items() if _holds_nul(_json({name: value})))
+        raise InputError(
+            document.origin, f"the metadata field {name!r} holds a NUL character", skippable=True
+        )
+    return text
+
+
+def _holds_nul(text: str) -> bool:
+    """Whether a string in the JSON ``text`` has a NUL, and not a backslash before "u0000"."""
+    return "\\u0000" in text.replace("\\\\", "")
 
 
 def _json(metadata: Mapping[str, Any]) -> str:

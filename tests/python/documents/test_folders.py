@@ -97,6 +97,9 @@ def test_patterns_choose_files(folder: Path) -> None:
     assert read("*.md") == {"b/note.md"}
     assert read("a", "b/page.html") == {"a/x.txt:1", "a/x.txt:2", "b/page.html"}
     assert read(exclude=("b", "*.json", "*.ndjson")) == {"a/x.txt:1", "a/x.txt:2"}
+    (folder / "top.md").write_text("top")
+    assert read("**/*.md") == {"b/note.md", "top.md"}
+    assert read("./**/b/*.md", exclude=("./a",)) == {"b/note.md"} == read("*.md", exclude=("**/top.md",))
     with pytest.raises(InputError, match=r"holds no files .*left out"):
         read("*.none")
 

@@ -65,6 +65,20 @@ def test_two_parquet_columns_of_one_name_are_refused(tmp_path: Path) -> None:
         read(tmp_path / "x.parquet")
 
 
+def test_views_of_bytes_are_bytes(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", "16")
+    view = pyarrow.array([b"\xff"], pyarrow.binary_view())
+    path = write_parquet(tmp_path / "x.parquet", {"text": ["a"], "view": view})
+    with pytest.warns(UserWarning, match="left out, as they hold bytes: view$"):
+        assert read(path) == [("x.parquet:1", "a", {})]
+
+
+def test_a_vector_may_come_without_a_text(tmp_path: Path) -> None:
+    path = write(tmp_path, "x.jsonl", '{"text": "", "v": [1, 2]}\n')
+    corpus = Corpus([path], vector_field="v")
+    assert [document.text for document in corpus] == [""] and corpus.blank == 0
+
+
 def test_vectors_of_a_parquet_column_or_a_json_field(tmp_path: Path) -> None:
     vectors = [[1.0, 2.0], [3.0, 4.5]]
     path = write_parquet(tmp_path / "x.parquet", {"text": ["a", "b"], "vector": vectors})

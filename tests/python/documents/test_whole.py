@@ -60,6 +60,23 @@ from embedkit.documents.whole import UnreadableError, read_whole
         ("<p>a<template>b", ("a\nb", {})),
         ("<body><nav><a>Only</a></nav></body>", ("Only", {})),
         ("<title>T</title><script>x = '</nav>'</script><nav></nav>", ("", {"title": "T"})),
+        # what browsers show in place of what they can play, and what no reader sees
+        (
+            "<p>a</p><video src=x>No video.</video><iframe>f</iframe><object>o</object><canvas>c</canvas><p>b",
+            ("a\n\nb", {}),
+        ),
+        ("a<datalist><option>x</datalist> <math><mi>x</mi><annotation>\\x</annotation></math>", ("a x", {})),
+        ("<noframes>Only</noframes>", ("Only", {})),
+        ("<p hidden>x</p><p>a</p><p style='color: red; DISPLAY : none'>x<p>b", ("a\n\nb", {})),
+        (
+            "<div hidden><div>x</div><h2>y</h2><pre>z</pre></div>a <span hidden>x<span>y</span>z</span>b",
+            ("a b", {}),
+        ),
+        ("<h2 hidden>x</h2><p>a\n<input hidden><img hidden>b<span hidden />c", ("a bc", {})),
+        ("<ul><li hidden>x<ul><li>y</ul>z<li>a</ul><p hidden=until-found>b", ("a\n\nb", {})),
+        ("<table><tr hidden><td>x<td>y<tr><td>a<td hidden>x<tr><td>b</table>c", ("a\n\nb\nc", {})),
+        ("<div><p hidden>x</div>a<p hidden>b", ("x\na\nb", {})),
+        ("<body hidden><div hidden>a</div></body>", ("a", {})),
         # readings, which need no end tags
         (
             "<p><ruby>東<rt>とう</rt>京<rt>きょう</rt></ruby>へ行く<ruby>漢字<rp>(</rp><rt>かんじ</rt><rp>)</rp></ruby>",
@@ -119,6 +136,24 @@ def test_titles_of_markdown(text: str, title: str | None) -> None:
     assert read_whole("md", text.encode())[1].get("title") == title
 
 
+@pytest.mark.parametrize(
+    ("field", "title"),
+    [
+        ("1984", "1984"),
+        ("No", "No"),
+        ("2024-01-01", "2024-01-01"),
+        ("", "T"),
+        ("~", "T"),
+        ("''", "T"),
+        ("[a]", ["a"]),
+    ],
+)
+def test_titles_in_front_matter_are_texts(field: str, title: str | list[str]) -> None:
+    pytest.importorskip("yaml")
+    content = f"---\ntitle: {field}\nyear: 1984\n---\n# T\n".encode()
+    assert read_whole("md", content) == ("# T\n", {"title": title, "year": 1984})
+
+
 class Words:
     """Counts the words of a text as its tokens."""
 
@@ -168,6 +203,13 @@ def test_word_text_in_controls_insertions_and_text_boxes() -> None:
     )
     word.core_properties.title = "Of the file"
     assert read_word(word)[1] == {"title": "Of the file"}
+
+
+def test_headings_of_word_have_six_levels() -> None:
+    word = pytest.importorskip("docx").Document()
+    for level in (5, 6, 7, 9):
+        word.add_heading("a", level)
+    assert read_word(word)[0] == "##### a\n\n###### a\n\n###### a\n\n###### a"
 
 
 def test_breaks_of_word_are_lines() -> None:
@@ -335,10 +377,11 @@ def test_text_between_rules_is_no_front_matter(text: str, expected: tuple[str, d
     assert read_whole("md", text.encode()) == expected
 
 
-def test_fields_that_are_no_yaml_are_an_error() -> None:
+@pytest.mark.parametrize("field", ["a: b", "!!bool maybe", "!!timestamp soon", "!!int ''", "!!float ''"])
+def test_fields_that_are_no_yaml_are_an_error(field: str) -> None:
     pytest.importorskip("yaml")
     with pytest.raises(UnreadableError, match="front matter is not valid YAML"):
-        read_whole("md", b"---\ntitle: a: b\n---\nText")
+        read_whole("md", f"---\nfield: {field}\n---\nText".encode())
 
 
 def test_front_matter_that_holds_itself() -> None:
@@ -427,7 +470,7 @@ def test_an_encrypted_pdf_is_read_if_it_needs_no_password(password: str) -> None
         read_whole("pdf", file.getvalue())
 
 
-def test_ligatures_of_a_pdf_are_letters() -> None:
+def test_ligatures_of_a_pdf_are_letters_and_its_title_has_no_nul() -> None:
     pytest.importorskip("pypdf")
     content = r"BT /F1 12 Tf 20 100 Td (\014nal e\016cient work) Tj ET"
     font = "/Type /Font /Subtype /Type1 /BaseFont /CMR10 /Encoding << /Differences [12 /fi 14 /ffi] >>"
@@ -436,14 +479,17 @@ def test_ligatures_of_a_pdf_are_letters() -> None:
         "<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
         f"<< /Type /Page /Parent 2 0 R /Resources << /Font << /F1 << {font} >> >> >> /Contents 4 0 R >>",
         f"<< /Length {len(content)} >>\nstream\n{content}\nendstream",
+        r"<< /Title (\376\377\000A\000\000\000B) >>",
     )
     pdf, places = "%PDF-1.4\n", []
     for number, one in enumerate(objects, 1):
         places.append(len(pdf))
         pdf += f"{number} 0 obj\n{one}\nendobj\n"
     table = "".join(f"{place:010d} 00000 n \n" for place in places)
-    pdf += f"xref\n0 5\n0000000000 65535 f \n{table}trailer << /Size 5 /Root 1 0 R >>\nstartxref\n{len(pdf)}\n%%EOF"
-    assert read_whole("pdf", pdf.encode())[0] == "final efficient work"
+    trailer = f"trailer << /Size 6 /Root 1 0 R /Info 5 0 R >>\nstartxref\n{len(pdf)}\n%%EOF"
+    pdf += f"xref\n0 6\n0000000000 65535 f \n{table}{trailer}"
+    expected = ("final efficient work", {"pages": 1, "title": "AB"})
+    assert read_whole("pdf", pdf.encode()) == expected
 
 
 def test_long_runs_take_no_time() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from fake_encoder import FakeEncoder
 
+from embedkit.documents.readers import Corpus
 from embedkit.index import (
     Document,
     Index,
@@ -179,6 +180,10 @@ def test_exported_ids_are_imported(tmp_path: Path, encoder: FakeEncoder) -> None
     ) as index:
         assert index.search("text 7", k=1)[0][0].id == "key\u20287"
         index.verify(sample=19)
+    (tmp_path / "lines.txt").write_text("".join(f"line {n}\n" for n in range(19)))
+    with Index.import_faiss(tmp_path / "lines", file, encoder, Corpus([tmp_path / "lines.txt"])) as index:
+        assert [document.id for document in index] == [f"key\u2028{n}" for n in range(20) if n != 3]
+        assert index["key\u20284"].text == "line 3"
     with pytest.raises(InputError, match="holds the id key\u20280, which no document has"):
         Index.import_faiss(tmp_path / "wrong", file, encoder, texts[1:])
     for lines, message in (

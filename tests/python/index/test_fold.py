@@ -78,6 +78,34 @@ def test_an_addition_to_many_large_segments_folds_them(
         assert ids[40:] == [f"new{number}-{part}" for number in range(7) for part in range(5)]
 
 
+def test_segments_of_several_languages_stay_apart(tmp_path: Path) -> None:
+    pytest.importorskip("snowballstemmer")
+    words = {"english": ("the dogs run", "dog"), "german": ("die Häuser stehen", "Haus")}
+    for language, (text, _) in words.items():
+        documents = [Document(text, f"{language}{n}") for n in range(2)]
+        Index.build(tmp_path / language, documents, FakeEncoder(), language=language).close()
+    Index.merge(tmp_path / "both", [tmp_path / language for language in words]).close()
+
+    def found(index: Index) -> list[set[int]]:
+        return [
+            {row for row, _ in index.generation.keywords(index.generation.asked(query), 9, None)}
+            for query in queries
+        ]
+
+    queries = [query for _, query in words.values()]
+    with Index.open(tmp_path / "both", FakeEncoder()) as index:
+        before = found(index)
+        assert before == [{0, 1}, {2, 3}]
+        with pytest.raises(ValueError, match=r"several languages \(english, german\).*--language"):
+            index.compact()
+        for number in range(20):
+            index.add([Document("x", f"new{number}")])
+        assert found(index) == before and len(_sizes(index)) < 12
+        index.delete(where="id != 'german1'")
+        assert index.compact() and found(index)[1] == {0}
+        assert index.compact(language="none") and found(index) == [set(), set()]
+
+
 @pytest.mark.parametrize("factory", ["Flat", "auto-int8"])
 def test_many_single_additions_leave_few_segments(tmp_path: Path, factory: str) -> None:
     index = _index(tmp_path / "index", factory)

@@ -332,6 +332,11 @@ def test_a_folder_named_as_the_built_in_model_is_another_model(
         (Document("x", "a", [1]), r"^document 1 \('a'\): the metadata is an array, not a dict of fields"),
         (Document("x", None, "a"), "^document 1: the metadata is a string, not a dict of fields"),
         (Document("x", "a", {"f": "\udc00"}), "the metadata field 'f' holds a lone surrogate"),
+        (
+            Document("x", "a", {"e": "\\u0000", "f": [{"g": "\\\0"}]}),
+            "the metadata field 'f' holds a NUL character",
+        ),
+        (Document("x", "a", {"f\0": 1}), r"the metadata field 'f\\x00' holds a NUL character"),
     ],
 )
 def test_an_unusable_document_stops_or_is_skipped(
@@ -347,6 +352,18 @@ def test_an_unusable_document_stops_or_is_skipped(
     assert len(problems) == 1
     with Index.build(tmp_path / "skipped", documents, encoder, on_error="skip") as index:
         assert len(index) == 2
+
+
+def test_metadata_with_a_nul_of_an_earlier_version_are_kept(
+    tmp_path: Path, encoder: FakeEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("embedkit.index.storage.document_store._holds_nul", lambda _: False)
+        Index.build(tmp_path / "index", [Document("x", name, {"f": "\0"}) for name in "ab"], encoder).close()
+    with Index.open(tmp_path / "index", encoder) as index:
+        index.delete("a")
+        assert index.compact() and index.reembed(FakeEncoder("other")).documents == 1
+        assert index["b"].metadata == {"f": "\0"}
 
 
 @pytest.mark.parametrize("empty", [[], iter(())])

@@ -75,6 +75,17 @@ def test_windows_are_remembered(make_model: Callable[..., Path]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*longer than max_length")
+def test_the_count_of_cut_texts_is_unknown_where_their_vectors_are_kept(
+    make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    for text, known, after in ((LONG * 3, 1, None), ("today", 0, 0)):
+        with Index.build(tmp_path / text[:5], [Document(text, "a")], Encoder(make_model())) as index:
+            assert index.info()["truncated"] == known
+            index.upsert([Document(text, "a", {"changed": True})])
+            assert index.info()["truncated"] == after
+
+
+@pytest.mark.filterwarnings("ignore:.*longer than max_length")
 def test_the_count_of_cut_texts_is_unknown_where_deleted_ones_may_be_among_them(
     make_model: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
 import unicodedata
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,18 @@ class Characters(Tokenizing):
 
     def tokenize(self, texts: Iterable[str]) -> dict[str, list[list[int]]]:
         return {"input_ids": [[0] * (2 + len(text)) for text in texts]}
+
+
+class Blanks(Tokenizing):
+    """As byte-level BPE: a word and the blank before it are up to three tokens, and more or fewer than the word."""
+
+    def tokenize(self, texts: Iterable[str]) -> dict[str, list[list[int]]]:
+        found = []
+        for text in texts:
+            pieces = [zlib.crc32(piece.encode()) for piece in re.findall(r" ?\S+|\s+(?!\S)|\s", text)]
+            ids = [piece for piece in pieces for _ in range(1 + piece % 3)]
+            found.append([0, *ids[: self.max_seq_length - 2], 0])
+        return {"input_ids": found}
 
 
 def cut(text: str, passages: str, encoder: Tokenizing | None = None) -> list[Document]:
@@ -152,6 +166,20 @@ def test_no_passage_is_too_long_for_tokens_of_bytes(passages: str) -> None:
             covered = place["end"]
             assert len(piece.text.encode()) <= most or not piece.text.strip()
         assert not text[covered:].strip()
+
+
+@pytest.mark.parametrize("passages", ["8", "30:15", "62:31"])
+def test_no_passage_is_too_long_where_tokens_hold_the_blank_before_a_word(passages: str) -> None:
+    choose = random.Random(passages)
+    most = int(passages.split(":", maxsplit=1)[0])
+    for _ in range(100):
+        words = [
+            f"w{choose.randrange(99)}{choose.choice(['', '', '', '.', '.', chr(10), '  '])}"
+            for _ in range(200)
+        ]
+        found = cut(" ".join(words), passages, Blanks())
+        sizes = [len(ids) - 2 for ids in Blanks().tokenize(piece.text for piece in found)["input_ids"]]
+        assert max(sizes) <= most < 2 * sum(sizes) / len(sizes)
 
 
 def test_pieces_of_a_word_may_have_more_tokens_together() -> None:

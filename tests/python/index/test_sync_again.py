@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 from fake_encoder import FakeEncoder
+from test_passages import Tokenizing
 from test_sync import WHOLE, built, held, write
 
 from embedkit import Encoder
 from embedkit.cli.main import main
-from embedkit.index import Index
+from embedkit.documents.passages import Passages, document_of
+from embedkit.documents.readers import Corpus, Names
+from embedkit.index import BuildSettings, Index
 from embedkit.index.sync import sync
 
 
@@ -36,6 +39,21 @@ def test_a_file_that_goes_after_a_kill_takes_its_documents_with_it(
         (folder / "new.txt").unlink()
         assert sync(index, folder, WHOLE).deleted == 1
         assert held(index) == {"old.txt": "an old file"}
+
+
+def test_the_id_of_a_document_that_is_gone_may_be_that_of_a_passage(tmp_path: Path) -> None:
+    lines = {
+        name: json.dumps({"id": name, "text": f"{name} is here. " * 9}) + "\n" for name in ("a", "a#2", "b")
+    }
+    write(tmp_path / "folder", {"all.jsonl": "".join(lines.values())})
+    corpus = Corpus([tmp_path / "folder"], names=Names())
+    settings = BuildSettings(root=corpus.files.root, passages=Passages(8))
+    with Index.build_with(tmp_path / "index", corpus, Tokenizing(), settings) as index:
+        sync(index, tmp_path / "folder")
+        index.delete("a#2")
+        write(tmp_path / "folder", {"all.jsonl": lines["a"] + lines["b"]})
+        assert sync(index, tmp_path / "folder").deleted == 0
+        assert {document_of(passage) for passage in held(index)} == {"a", "b"}
 
 
 def test_an_index_with_another_model_is_read_as_it_was_built(

@@ -132,6 +132,22 @@ def test_each_of_several_queries_has_its_own_scores_and_words(
         assert [hit["score"] for hit in found] == pytest.approx([hit["score"] for hit in alone], abs=1e-5)
 
 
+def test_words_are_found_in_the_language_of_each_hit(tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    pytest.importorskip("snowballstemmer")
+    texts = {"english": "The dogs run", "german": "Die Häuser stehen"}
+    for language, text in texts.items():
+        Index.build(tmp_path / language, [Document(text, language)], FakeEncoder(), language=language).close()
+    Index.merge(tmp_path / "both", [tmp_path / language for language in texts]).close()
+    index = Index.open(tmp_path / "both", FakeEncoder())
+    service = SearchService(index)
+    query = "dog Haus"
+    written = asyncio.run(service.written(SearchRequest(words=True), [query], index.search([query], 2)))
+    service.close()
+    found = {hit["id"]: hit["words"] for hit in json.loads(written)[0]["hits"]}
+    assert found == {"english": ["dogs"], "german": ["Häuser"]}
+
+
 def test_words_found() -> None:
     english, none = Analyzer("english"), Analyzer("none")
     assert none.finder("Café sky  blue")("The SKY over cafe; skyline, sky") == ["SKY", "cafe"]
