@@ -110,9 +110,7 @@ class _Unit:
     tokens: int
     level: int = 0  # of a heading
     heading: str = ""
-    gap: int = (
-        0  # tokens more (or fewer, if negative) than on its own where it is joined to what is before it
-    )
+    gap: int = 0  # tokens more than on its own (or fewer: negative) where it follows another
 
     @property
     def with_gap(self) -> int:
@@ -267,9 +265,8 @@ class PassageCutter:
             return [unit]
         parts: list[_Unit] = []
         for word in self._words(text, unit, before):
-            if (
-                parts and parts[-1].end == word.begin
-            ):  # pieces of one word: it may have more tokens than they have
+            if parts and parts[-1].end == word.begin:
+                # pieces of one word, which may have more tokens than they have
                 apart = parts[-1].tokens + word.tokens
                 if apart <= most:
                     word.gap = max(0, self._lengths([text[parts[-1].begin : word.end]])[0] - apart)

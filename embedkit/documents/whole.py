@@ -284,9 +284,8 @@ def _pdf(file: IO[bytes]) -> tuple[str, dict[str, Any]]:
         ) from None
     except Exception as error:  # pypdf raises errors of many types for damaged files
         raise UnreadableError(f"the PDF is damaged: {' '.join(str(error).split())[:200]}") from None
-    text = _clean(text).translate(
-        _LIGATURES
-    )  # ff fi fl ffi ffl st: glyphs of a font, which models do not know
+    # ff fi fl ffi ffl st: glyphs of a font, which models do not know
+    text = _clean(text).translate(_LIGATURES)
     return text, {"pages": pages, **({"title": title} if title else {})}
 
 

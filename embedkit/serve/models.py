@@ -45,10 +45,8 @@ TEXTS_AT_ONCE = 256
 """Of a large request whose tokens are counted on a thread: between two parts it can end."""
 _UNCUT = 2**31 - 1  # tokens: no text has so many
 _STORED = {"F32": 4, "F16": 2, "BF16": 2, "I8": 1}  # bytes of a weight in a file
-_TABLES = (
-    "embeddings",
-    "embedding.weight",
-)  # of static models, which keep 16 and 8 bits; others compute in float32
+_TABLES = ("embeddings", "embedding.weight")
+"""Of static models, which keep 16 and 8 bits; others compute in float32."""
 
 
 @dataclass(frozen=True)
@@ -290,9 +288,7 @@ class Served(Generic[_M]):
     loading: asyncio.Task[_M] | None = None  # which all requests wait for that came meanwhile
     aliases: list[str] = field(default_factory=list)
     info: dict[str, Any] | None = None  # of an `EmbeddingModel`, once it has been loaded
-    check: Callable[[], object] | None = (
-        None  # raises what loading would, as far as is known without the weights
-    )
+    check: Callable[[], object] | None = None  # raises what loading would, but for damaged weights
 
     def keep(self, loaded: _M) -> None:
         """Serve it from ``loaded`` from now on."""
