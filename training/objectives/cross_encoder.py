@@ -172,6 +172,13 @@ class PairClassifier(nn.Module):
         """
         with quiet(), write_errors(folder):
             self.backbone.save_pretrained(folder)
+        path = folder / "config.json"
+        config = read_json(path)
+        # that of the folder from which training began may be another
+        config.pop("sbert_ce_default_activation_function", None)
+        kind = "activation.Sigmoid" if len(self.labels) == 1 else "linear.Identity"
+        config["sentence_transformers"] = {"activation_fn": f"torch.nn.modules.{kind}"}
+        write_json(path, config)
         copy_tokenizer(self.tokenizer_folder, folder)
         path = folder / "tokenizer_config.json"
         settings = read_json(path) if present(path) else {}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +29,8 @@ from objective_fixtures import (
     write_nli,
     write_sts,
 )
+
+import embedkit
 
 FIRST = ["the weather is lovely", "people use water", "a", "many words " * 40]
 SECOND = ["people look", "the people of the world use the water of the day", "b", "two more " * 30]
@@ -95,6 +99,34 @@ def test_a_regression_predicts_what_sentence_transformers_does(
     assert ((found > 0) & (found < 1)).all()
     expected = reader.predict(list(zip(FIRST, SECOND, strict=True)))
     np.testing.assert_allclose(found[:, 0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
+        {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity", "version": "5.0.0"}},
+    ],
+)
+def test_a_trained_folder_has_the_activation_of_the_training(
+    make_model: Callable[..., Path], tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    PairClassifier.load(ModelOptions(str(make_model()), max_length=64), ["score"]).save(first)
+    config = json.loads((first / "config.json").read_text())
+    del config["sentence_transformers"]
+    (first / "config.json").write_text(json.dumps({**config, **settings}))
+    assert embedkit.CrossEncoder(first).activation_fn == "identity"
+
+    model = PairClassifier.load(ModelOptions(str(first), max_length=64), ["score"])
+    model.save(second)
+    expected = model.predict(FIRST[:3], SECOND[:3])[:, 0]
+    pairs = list(zip(FIRST[:3], SECOND[:3], strict=True))
+    np.testing.assert_allclose(embedkit.CrossEncoder(second).predict(pairs), expected, atol=1e-5)
+    reader = pytest.importorskip("sentence_transformers").CrossEncoder(str(second), device="cpu")
+    np.testing.assert_allclose(reader.predict(pairs), expected, atol=1e-6)
 
 
 def test_losses_are_their_formulas(make_model: Callable[..., Path], tmp_path: Path) -> None:
