@@ -88,6 +88,31 @@ def test_another_number_of_classes_has_a_new_head(
         PairClassifier.load(options, ["score"])
 
 
+def test_classes_keep_their_rows_of_the_head(
+    classifier: PairClassifier, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    classifier.save(tmp_path)
+    caplog.set_level("INFO", "embedkit")
+    options = ModelOptions(str(tmp_path), max_length=40)
+    expected = classifier.logits(FIRST, SECOND)
+    turned = PairClassifier.load(options, NLI[::-1])
+    assert turned.labels == NLI[::-1]
+    np.testing.assert_allclose(turned.logits(FIRST, SECOND)[:, ::-1], expected, atol=1e-5)
+
+    assert "is new" not in caplog.text
+    torch.manual_seed(0)
+    other = PairClassifier.load(options, ["yes", "no", "unknown"])
+    assert f"classifier is new, since it was of the classes {', '.join(NLI)}" in caplog.text
+    assert not np.allclose(other.logits(FIRST, SECOND), expected, atol=0.1)
+
+    config = json.loads((tmp_path / "config.json").read_text())
+    for unnamed in ({"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"}, None):
+        config |= {"id2label": unnamed, "num_labels": 3}
+        (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+        same = PairClassifier.load(options, NLI[::-1])
+        np.testing.assert_allclose(same.logits(FIRST, SECOND), expected, atol=1e-5)
+
+
 def test_a_regression_predicts_what_sentence_transformers_does(
     make_model: Callable[..., Path], tmp_path: Path
 ) -> None:
