@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -47,6 +49,20 @@ def test_a_recipe_is_loaded_and_trained_by_paths_as_text(file: Path, tmp_path: P
     assert (tmp_path / "run").is_dir()
     with pytest.raises(FileNotFoundError, match=r"holds no config\.json"):
         push_to_hub(str(tmp_path), "me/mine")
+
+
+def test_sources_become_plain(tmp_path: Path) -> None:
+    source = {"path": (tmp_path / "a.tsv", "b.tsv"), "limit": np.int64(3), "where": {"day": date(2026, 1, 2)}}
+    given = {**CONTENT, "data": {"nli": source}, "evaluation": {"pairs": {"sts": {"path": Path("c.tsv")}}}}
+    recipe = recipe_of(given, "mine", "call")
+    plain = {"path": [f"{tmp_path}/a.tsv", "b.tsv"], "limit": 3, "where": {"day": date(2026, 1, 2)}}
+    assert recipe.data == {"nli": plain} and type(recipe.data["nli"]["limit"]) is int
+    assert recipe.evaluation.pairs == {"sts": {"path": "c.tsv"}}
+    resolved = recipe.resolved()
+    assert yaml.safe_load(yaml.safe_dump(resolved)) == resolved
+    given["data"] = {"nli": {"path": "a.tsv", "where": {"source": [object()]}}}
+    with pytest.raises(ValueError, match=r"call: data\.nli\.where\.source\[0\] must be text, a number"):
+        recipe_of(given, "mine", "call")
 
 
 def test_an_override_changes_no_other_source(tmp_path: Path) -> None:
