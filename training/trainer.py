@@ -265,9 +265,11 @@ class _Run:
         self._dev_tables, self._sets = given.dev, given.sets
         options, length = recipe.training, recipe.model.max_length
         folder = objective.encoder.tokenizer_folder
-        prompts = {task: source.get("prompts", {}) for task, source in recipe.data.items()}
+        prompts = {task: source.get("prompts") or {} for task, source in recipe.data.items()}
         dev_prompts = {  # a dev set without prompts of its own has those of the data of its name
-            task: source["prompts"] for task, source in recipe.evaluation.dev.items() if "prompts" in source
+            task: source["prompts"]
+            for task, source in recipe.evaluation.dev.items()
+            if source.get("prompts") is not None
         }
         if any(prompts.values()) and not getattr(objective.encoder, "include_prompt", True):
             raise ValueError(
