@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .model import ModelOptions
 
 __all__ = [
+    "freeze_embeddings",
     "load_backbone",
     "position_offset",
     "quiet",
@@ -259,6 +260,11 @@ def _stack(base: Any) -> tuple[Any, str]:
     raise ValueError(
         f"model.layers: {type(base).__name__} has no list of layers to choose from; leave model.layers out"
     )
+
+
+def freeze_embeddings(base: Any) -> None:
+    """Do not train the embeddings of a model without a head: all of them, or those of words, if it has no others."""
+    getattr(base, "embeddings", base.get_input_embeddings()).requires_grad_(False)
 
 
 def position_offset(config: Any) -> int:

@@ -24,6 +24,7 @@ from ..model_folder.saving import DenseWeights, Modules, copy_tokenizer, write_m
 from ..model_folder.sentence_settings import sentence_config
 from . import packed
 from .backbone import (
+    freeze_embeddings,
     load_backbone,
     position_offset,
     quiet,
@@ -138,7 +139,7 @@ class SentenceModel(nn.Module):
         if options.projection is not None:
             self.projection = nn.Linear(self.hidden_size, options.projection.dimension)
         if options.freeze_embeddings:
-            getattr(backbone, "embeddings", backbone.get_input_embeddings()).requires_grad_(False)
+            freeze_embeddings(backbone)
         self.autocast: torch.dtype | None = None
         self.settings = Settings({}, None, options.max_length, None, "cosine")
         self.include_prompt = True

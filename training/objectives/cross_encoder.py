@@ -29,6 +29,7 @@ from ...model_folder.json_file import present, read_json, write_json
 from ...model_folder.safetensors_file import write_errors
 from ...model_folder.saving import copy_tokenizer
 from .. import packed
+from ..backbone import freeze_embeddings
 from ..data.readers import Table
 from ..data.store import TextStore
 from ..model import ModelOptions, by_length, inference, load_backbone, pack, quiet, transformer_folder
@@ -76,7 +77,7 @@ class PairClassifier(nn.Module):
         self.tokenizer_folder = folder
         self.backbone = backbone
         if options.freeze_embeddings:
-            backbone.base_model.embeddings.requires_grad_(False)
+            freeze_embeddings(backbone.base_model)
         self.autocast: torch.dtype | None = None
         # MPNet and RoBERTa have no token types
         self._typed = (

@@ -29,6 +29,7 @@ from objective_fixtures import (
     write_nli,
     write_sts,
 )
+from tiny_families import tiny
 
 import embedkit
 
@@ -228,6 +229,14 @@ def test_what_does_not_fit_is_refused(make_model: Callable[..., Path], tmp_path:
     in_pieces = make_recipe({"name": "cross_encoder"}, folder, {"nli": source}, mini_batch_size=4)
     with pytest.raises(ValueError, match=r"training\.mini_batch_size is for sentence vectors"):
         train(in_pieces, tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", ["bert", "qwen3"])
+def test_frozen_embeddings(kind: str, make_model: Callable[..., Path], tmp_path: Path) -> None:
+    folder = make_model() if kind == "bert" else tiny(tmp_path, kind)
+    model = PairClassifier.load(ModelOptions(str(folder), max_length=64, freeze_embeddings=True), ["score"])
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen and frozen == {name for name, _ in model.named_parameters() if "embed" in name}
 
 
 def test_the_classifier_has_the_heads_rate(make_model: Callable[..., Path]) -> None:
