@@ -342,24 +342,27 @@ class SentenceModel(nn.Module):
             normalize=self.options.normalize,
         )
 
-    def encode_query(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
+    def encode_query(self, sentences: str | Sequence[str]) -> npt.NDArray[np.float32]:
         """`encode` with the prompt "query", which every model has, possibly empty, as `Encoder.encode_query`."""
         return self.encode(sentences, prompt=self.settings.prompts.get("query", ""))
 
-    def encode_document(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
+    def encode_document(self, sentences: str | Sequence[str]) -> npt.NDArray[np.float32]:
         """`encode` with the prompt "document", which every model has, as `Encoder.encode_document`."""
         return self.encode(sentences, prompt=self.settings.prompts.get("document", ""))
 
     def encode(
-        self, sentences: Sequence[str], batch_tokens: int = 4096, *, prompt: str | None = None
+        self, sentences: str | Sequence[str], batch_tokens: int = 4096, *, prompt: str | None = None
     ) -> npt.NDArray[np.float32]:
-        """Vectors (n, dimension) of texts, in order, without dropout; for dev scores.
+        """Vectors (n, dimension) of texts, in order, without dropout; for dev scores. One text has one vector.
 
         ``prompt`` is put before each text; None for that of ``settings.default_prompt_name``. A backbone that leaves
         prompts out of its pooling is scored without one.
         """
         from .data.store import TextStore
 
+        if isinstance(sentences, str):
+            only: npt.NDArray[np.float32] = self.encode([sentences], batch_tokens, prompt=prompt)[0]
+            return only
         if prompt is None:
             prompt = self.settings.prompts.get(self.settings.default_prompt_name or "", "")
         if prompt and self.include_prompt:

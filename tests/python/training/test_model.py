@@ -201,6 +201,8 @@ def test_dev_sets_are_encoded_as_readers_of_the_folder_do(
         expected = getattr(reader, name)(texts[:20], show_progress_bar=False)
         np.testing.assert_allclose(getattr(model, name)(texts[:20]), expected, rtol=1e-5, atol=2e-6)
         np.testing.assert_allclose(getattr(Encoder(folder), name)(texts[:20]), expected, rtol=1e-5, atol=2e-6)
+        np.testing.assert_allclose(getattr(model, name)(texts[3]), expected[3], rtol=1e-5, atol=2e-6)
+    np.testing.assert_allclose(model.encode(texts[3]), model.encode(texts[:20])[3], rtol=1e-5, atol=2e-6)
 
 
 def test_training_continues_after_saving(make_model: Callable[..., Path], tmp_path: Path) -> None:
