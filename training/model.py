@@ -22,6 +22,7 @@ from ..model_folder.modules import Pooling as PoolingModule
 from ..model_folder.safetensors_file import write_errors
 from ..model_folder.saving import DenseWeights, Modules, copy_tokenizer, write_modules, write_settings
 from ..model_folder.sentence_settings import sentence_config
+from ..model_folder.tokenizer_files import TokenizerSettings
 from . import packed
 from .backbone import (
     freeze_embeddings,
@@ -43,6 +44,7 @@ __all__ = [
     "inference",
     "load_backbone",
     "options_of",
+    "own_length",
     "pack",
     "quiet",
     "transformer_folder",
@@ -240,6 +242,10 @@ class SentenceModel(nn.Module):
         if own.normalize and not options.normalize:
             left_out.append("normalization")
             kept.append("model.normalize=true")
+        length = own_length(self.tokenizer_folder)
+        if length > options.max_length:
+            left_out.append(f"length of {length} tokens")
+            kept.append(f"model.max_length={length}")
         if kept:
             _LOG.info(
                 "%s: training leaves out its %s; to keep what it had: %s",
@@ -464,3 +470,11 @@ def options_of(path: str) -> ModelOptions:
         normalize=any(isinstance(module, Normalize) for module in modules),
         max_length=ModelOptions.max_length if length is None else length,
     )
+
+
+def own_length(folder: Path, task: str = "feature-extraction") -> int:
+    """The maximum tokens of a text that a transformer's folder sets, as its reader takes it; see `read_length`."""
+    length, _, _ = read_length(folder, task)
+    own = length or TokenizerSettings(folder).model_max_length
+    positions = read_json(folder / "config.json").get("max_position_embeddings")
+    return min(filter(None, (own, positions)), default=ModelOptions.max_length)

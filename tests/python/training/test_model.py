@@ -348,8 +348,14 @@ def test_vectors_that_cannot_be_trained_are_told(
     make_model: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "embedkit")
-    load(make_model(pooling="max"))
-    assert "training leaves out its pooling; to keep what it had: model.pooling=max" in caplog.text
+    load(make_model(pooling="max"), max_length=64)
+    assert "training leaves out its pooling; to keep what it had: model.pooling=max\n" in caplog.text
+    load(make_model(max_seq_length=50), max_length=20)
+    told = "training leaves out its length of 50 tokens; to keep what it had: model.max_length=50"
+    assert told in caplog.text
+    caplog.clear()
+    load(make_model(max_seq_length=50), max_length=50)
+    assert "leaves out" not in caplog.text
     folder = make_model(pooling="weightedmean")
     load(folder)
     assert "cannot be trained as they are" in caplog.text and "model.pooling=weightedmean" not in caplog.text
