@@ -192,7 +192,9 @@ def _postprocess(
     sets = DevSets(recipe.evaluation, root)
     checks = _check_data(recipe, lambda task, table: ("text",), tables, {}, root=root, sets=sets)
     prompts = [(source.get("prompts") or {}).get("text", "") for source in recipe.data.values()]
-    model = step.apply(recipe.model, Chain((table.texts("text") for table in tables.values()), prompts))
+    texts = Chain((table.texts("text") for table in tables.values()), prompts)
+    # texts that have their prompts already are read without the model's own
+    model = step.apply(recipe.model, texts, prompt="" if any(prompts) else None)
     result = facts(recipe, tables, checks, "cpu") | {
         **_dev_pairs(sets),
         "steps": 0,
