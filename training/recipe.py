@@ -110,8 +110,8 @@ class TrainingOptions:
                 raise ValueError(f"training.{name} must be positive, not {value}")
         if self.scheduler not in _SCHEDULERS:
             raise ValueError(_unknown("training.scheduler", self.scheduler, _SCHEDULERS))
-        if self.seed < 0:
-            raise ValueError(f"training.seed must not be negative, but is {self.seed}")
+        if not 0 <= self.seed < 2**32:  # NumPy takes no others
+            raise ValueError(f"training.seed must be from 0 to {2**32 - 1}, but is {self.seed}")
         if self.schedule not in typing.get_args(Schedule):
             raise ValueError(_unknown("training.schedule", self.schedule, typing.get_args(Schedule)))
         if self.schedule == "annealed" and self.max_steps <= 0 and self.epochs <= 1:

@@ -128,6 +128,10 @@ def test_overrides(file: Path, overrides: list[str], section: str, expected: dic
         (["model.projection={activation: tanh}"], "model.projection.dimension is missing"),
         (["training.seed=x"], "training.seed must be an integer, not 'x'"),
         (["training.seed=true"], "training.seed must be an integer, not True"),
+        (
+            ["training.seed=5000000000"],
+            "training.seed must be from 0 to 4294967295, but is 5000000000",
+        ),
         (["training.seed=1.5"], "training.seed must be an integer, not 1.5"),
         (["training.learning_rate=fast"], "training.learning_rate must be a number, not 'fast'"),
         (["training.learning_rate=.nan"], "training.learning_rate must be a number, not nan"),
