@@ -19,6 +19,7 @@ import torch
 import transformers
 from transformers.trainer_callback import TrainerCallback, TrainerState
 
+from ..files import expanded
 from ..model_folder.families import architecture_of
 from ..model_folder.json_file import read_json
 from .callbacks import Clock, EarlyStopping, Milestones, Progress
@@ -82,14 +83,14 @@ def train(
         raise ValueError("evaluators select checkpoints, and a postprocess step has none; remove them")
     check_launcher()
     check_reports(report_to)
-    output = Path(output).absolute()  # checkpoints refer to each other by path
+    output = expanded(output).absolute()  # checkpoints refer to each other by path
     output.mkdir(parents=True, exist_ok=True)
     with alone(output):
         return _train(
             recipe,
             output=output,
             root=root_folder(data_root),
-            cache=None if cache is None else Path(cache),
+            cache=None if cache is None else expanded(cache),
             evaluators=evaluators,
             callbacks=callbacks,
             report_to=report_to,

@@ -30,6 +30,7 @@ from ...documents.folders import find_files
 from ...documents.readers import Corpus
 from ...documents.sources import STDIN
 from ...encoder import Encoder
+from ...files import expanded
 from ...inputs import check_unicode
 from ...model_folder.folder import SETTINGS_FILE, open_folder
 from ...model_folder.json_file import read_json, write_json
@@ -88,7 +89,7 @@ def distill(
     if not named:
         raise ValueError("give at least one teacher: the folder or Hub name of an encoder")
     learned = options.teachers(named)
-    output, paths = Path(output), [texts] if isinstance(texts, str | os.PathLike) else list(texts)
+    output, paths = expanded(output), [texts] if isinstance(texts, str | os.PathLike) else list(texts)
     _check_output(output, paths)
     output.mkdir(parents=True, exist_ok=True)
     with alone(output, "report.json"):

@@ -41,12 +41,18 @@ def test_defaults_and_what_is_resolved(file: Path) -> None:
     assert recipe_of(resolved, "mine", "again") == recipe  # so a printed recipe can be run
 
 
-def test_a_recipe_is_loaded_and_trained_by_paths_as_text(file: Path, tmp_path: Path) -> None:
+def test_a_recipe_is_loaded_and_trained_by_paths_as_text(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = load_recipe(str(file))
     assert recipe == load_recipe(file)
     with pytest.raises(FileNotFoundError, match=r"train\.tsv"):
         train(recipe, str(tmp_path / "run"), data_root=str(tmp_path), cache=str(tmp_path / "cache"))
     assert (tmp_path / "run").is_dir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=str(tmp_path / "train.tsv")):
+        train(recipe, "~/other", data_root="~", cache="~/kept")
+    assert (tmp_path / "other").is_dir() and (tmp_path / "kept").is_dir()
     with pytest.raises(FileNotFoundError, match=r"holds no config\.json"):
         push_to_hub(str(tmp_path), "me/mine")
 
