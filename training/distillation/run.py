@@ -146,7 +146,7 @@ def _distill(
             write_json(
                 output / name / SETTINGS_FILE, {**settings, "index_precision": options.index_precision}
             )
-    held = list(read({"path": str(held_file)}, root=Path()).texts("text"))
+    held = list(read({"path": str(held_file)}, root=Path(), folder=output).texts("text"))
     found = compare(learned, options, output, held)
     report = {
         "teachers": named,
@@ -193,7 +193,7 @@ def _check(teachers: Sequence[TeacherOptions], options: DistillOptions, output: 
 
 def _sample(train_file: Path, count: int) -> list[str]:
     """At most `_SAMPLE` of the ``count`` texts to learn from, evenly spread."""
-    texts = read({"path": str(train_file)}, root=Path()).texts("text")
+    texts = read({"path": str(train_file)}, root=Path(), folder=train_file.parent).texts("text")
     return list(islice(texts, 0, None, -(-count // _SAMPLE)))
 
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ pytest.importorskip("sklearn")
 
 from embedkit.training import DistillOptions, distill
 from embedkit.training.cli import main
+from embedkit.training.data.readers import read
 from embedkit.training.distillation import report as report_module
 from embedkit.training.distillation import run as distill_run
 from embedkit.training.distillation.report import agreement, labels
@@ -466,14 +467,23 @@ def test_a_finished_run_may_be_moved(make_model: MakeModel, sentences: list[str]
 
 
 def test_a_student_may_lie_beside_its_texts(
-    make_model: MakeModel, sentences: list[str], tmp_path: Path
+    make_model: MakeModel, sentences: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    folders = set()
+
+    def read_in(*given: Any, folder: Path | None = None, **options: Any) -> Any:
+        folders.add(folder)
+        return read(*given, folder=folder, **options)
+
+    monkeypatch.setattr(distill_run, "read", read_in)
+    monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "a.txt").write_text("\n".join(sentences[:90]), encoding="utf-8")
     options = DistillOptions(layers=[0], dimension=8, prefixes=[], max_length=32, max_steps=1)
     teacher = str(make_model())
     report = distill(teacher, tmp_path, tmp_path / "out", options)
     assert report["texts"] + report["held_out"] == 90
-    assert distill(teacher, tmp_path, tmp_path / "out", options) == report
+    assert folders == {tmp_path / "out"}  # and not the system's, which may be small
+    assert distill(teacher, tmp_path, "~/out", options) == report
 
 
 def test_wrong_input_is_named(
