@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "freeze_embeddings",
     "load_backbone",
+    "needs_first",
     "position_offset",
     "quiet",
     "readable_weights",
@@ -232,10 +233,7 @@ def _keep_layers(model: Any, numbers: list[int]) -> None:
     base, config = getattr(model, model.base_model_prefix, model), model.config
     owner, name = _stack(base)
     every = getattr(owner, name)
-    if numbers[0] and (
-        any(isinstance(one, nn.Identity) for one in every[0].children())  # ModernBERT
-        or any(one.endswith("relative_attention_bias") for one, _ in every[0].named_modules())  # T5
-    ):
+    if numbers[0] and needs_first(base):
         raise ValueError(
             f"model.layers: the first layer of {type(base).__name__} is made for its place; keep it"
         )
@@ -249,6 +247,14 @@ def _keep_layers(model: Any, numbers: list[int]) -> None:
         for module in modules:
             if hasattr(module, "layer_idx"):
                 module.layer_idx = place
+
+
+def needs_first(base: Any) -> bool:
+    """Whether the first layer differs from the others, as in ModernBERT and T5, so that it must be kept."""
+    owner, name = _stack(base)
+    first = getattr(owner, name)[0]
+    inner = [one for one, _ in first.named_modules() if one.endswith("relative_attention_bias")]  # T5
+    return bool(inner) or any(isinstance(one, nn.Identity) for one in first.children())
 
 
 def _stack(base: Any) -> tuple[Any, str]:

@@ -27,6 +27,7 @@ from embedkit.training.objectives.hpd import projective_loss
 from embedkit.training.run_folder import alone
 from embedkit.training.teacher import TeacherOptions
 from objective_fixtures import _NOUNS, _VERBS
+from tiny_families import tiny
 
 from embedkit import Encoder
 
@@ -101,6 +102,14 @@ def test_the_best_layers_are_chosen(make_model: MakeModel, sentences: list[str])
     everything = choose_layers(TeacherOptions(teacher), 4, options, sentences)
     assert everything["layers"] == [0, 1, 2, 3]
     assert list(everything["explained"].values()) == pytest.approx([1.0], abs=0.02)
+
+
+@pytest.mark.parametrize("kind", ["modernbert", "t5-gated"])
+def test_layers_that_need_the_first_keep_it(kind: str, sentences: list[str], tmp_path: Path) -> None:
+    teacher = TeacherOptions(str(tiny(tmp_path, kind)))
+    options = DistillOptions(dimension=8, max_length=32)
+    assert choose_layers(teacher, 1, options, sentences)["layers"] == [0]
+    assert all(names[0] == "0" for names in choose_layers(teacher, 2, options, sentences)["explained"])
 
 
 def test_a_student_learns_resumes_and_is_reported(
