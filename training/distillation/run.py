@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from transformers import AutoConfig
 
 from ...documents.errors import InputError
 from ...documents.folders import find_files
@@ -182,6 +183,11 @@ def _check(teachers: Sequence[TeacherOptions], options: DistillOptions, output: 
     files = (output / "texts.jsonl", output / "held_out.jsonl")
     recipe = _recipe(teachers, options, given, files, name=output.resolve().name)
     DevSets(recipe.evaluation, root_folder(None))
+    start = backbone.transformer_folder(recipe.model.path)
+    config = AutoConfig.from_pretrained(start)
+    backbone.check_length("max_length", options.max_length, config, start)
+    if given is not None and options.student is None:
+        backbone.layer_numbers("layers", given, config.num_hidden_layers)
     folders = [open_folder(backbone.root_folder(teacher.path)) for teacher in teachers]
     most = sum(folder.truncate_dim or folder.dimension for folder in folders)
     if options.dimension > most:
