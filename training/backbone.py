@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     from .model import ModelOptions
 
 __all__ = [
+    "check_length",
+    "freeze_embeddings",
+    "layer_numbers",
     "load_backbone",
+    "needs_first",
     "position_offset",
     "quiet",
     "readable_weights",
@@ -61,13 +65,7 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
         raise ValueError(f"model.config: {unknown[0]!r} is not a key of {folder / 'config.json'}")
     with _overridden(options.config):
         config.update({**options.config, **extra})
-    positions = getattr(config, "max_position_embeddings", options.max_length + 2)
-    positions -= position_offset(config)
-    if options.max_length > positions:
-        raise ValueError(
-            f"model.max_length is {options.max_length}, and {folder} has {positions} positions; "
-            f"set model.max_length to at most {positions}"
-        )
+    check_length("model.max_length", options.max_length, config, folder)
     if options.dropout is not None:
         names = [name for name in _DROPOUTS if hasattr(config, name)]
         if not names:
@@ -95,7 +93,7 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
                 model = model.float()
                 _check_sizes(model, report, folder, new_head="id2label" in extra)
         if options.layers is not None:
-            _keep_layers(model, _layer_numbers(options.layers, int(config.num_hidden_layers)))
+            _keep_layers(model, layer_numbers("model.layers", options.layers, int(config.num_hidden_layers)))
     replace_dropout(model)
     return model
 
@@ -217,12 +215,22 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _layer_numbers(layers: int | list[int], total: int) -> list[int]:
+def check_length(name: str, length: int, config: Any, folder: Path) -> None:
+    """Refuse more tokens than the positions of a folder; ``name`` is that of the option."""
+    positions = getattr(config, "max_position_embeddings", length + 2) - position_offset(config)
+    if length > positions:
+        raise ValueError(
+            f"{name} is {length}, and {folder} has {positions} positions; set {name} to at most {positions}"
+        )
+
+
+def layer_numbers(name: str, layers: int | list[int], total: int) -> list[int]:
+    """The layers to keep of ``total``; ``name`` is that of the option."""
     numbers = (
         layers if isinstance(layers, list) else [round(x) for x in np.linspace(0, total - 1, max(0, layers))]
     )
     if not numbers or sorted(set(numbers)) != numbers or not 0 <= numbers[0] <= numbers[-1] < total:
-        raise ValueError(f"model.layers {layers!r} must choose from the backbone's {total} layers, in order")
+        raise ValueError(f"{name} {layers!r} must choose from the backbone's {total} layers, in order")
     return numbers
 
 
@@ -231,10 +239,7 @@ def _keep_layers(model: Any, numbers: list[int]) -> None:
     base, config = getattr(model, model.base_model_prefix, model), model.config
     owner, name = _stack(base)
     every = getattr(owner, name)
-    if numbers[0] and (
-        any(isinstance(one, nn.Identity) for one in every[0].children())  # ModernBERT
-        or any(one.endswith("relative_attention_bias") for one, _ in every[0].named_modules())  # T5
-    ):
+    if numbers[0] and needs_first(base):
         raise ValueError(
             f"model.layers: the first layer of {type(base).__name__} is made for its place; keep it"
         )
@@ -250,6 +255,14 @@ def _keep_layers(model: Any, numbers: list[int]) -> None:
                 module.layer_idx = place
 
 
+def needs_first(base: Any) -> bool:
+    """Whether the first layer differs from the others, as in ModernBERT and T5, so that it must be kept."""
+    owner, name = _stack(base)
+    first = getattr(owner, name)[0]
+    inner = [one for one, _ in first.named_modules() if one.endswith("relative_attention_bias")]  # T5
+    return bool(inner) or any(isinstance(one, nn.Identity) for one in first.children())
+
+
 def _stack(base: Any) -> tuple[Any, str]:
     """The module that holds the layers, and its name for them."""
     inner = getattr(base, "encoder", None) or getattr(base, "transformer", None) or base
@@ -261,15 +274,29 @@ def _stack(base: Any) -> tuple[Any, str]:
     )
 
 
+def freeze_embeddings(base: Any) -> None:
+    """Do not train the embeddings of a model without a head: all of them, or those of words, if it has no others."""
+    getattr(base, "embeddings", base.get_input_embeddings()).requires_grad_(False)
+
+
 def position_offset(config: Any) -> int:
     """The position of a text's first token."""
     return int(config.pad_token_id) + 1 if counts_from_padding(config.model_type) else 0
 
 
 def transformer_folder(path: str) -> Path:
-    """The transformer's folder in a sentence-transformers folder, a transformers folder or a Hub repository."""
-    root = root_folder(path)
-    return module_entries(root)[0][1] if (root / "modules.json").is_file() else root
+    """The transformer's folder in a sentence-transformers folder, a transformers folder or a Hub repository.
+
+    Raises:
+        ValueError: the model is another one.
+    """
+    kind, folder = module_entries(root_folder(path))[0]
+    if kind != "Transformer":
+        raise ValueError(
+            f"{path} is a model of the kind {kind}, and training starts from a transformer: name one "
+            "(model.path; --student of distill)"
+        )
+    return folder
 
 
 def root_folder(path: str) -> Path:

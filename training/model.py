@@ -22,8 +22,10 @@ from ..model_folder.modules import Pooling as PoolingModule
 from ..model_folder.safetensors_file import write_errors
 from ..model_folder.saving import DenseWeights, Modules, copy_tokenizer, write_modules, write_settings
 from ..model_folder.sentence_settings import sentence_config
+from ..model_folder.tokenizer_files import TokenizerSettings
 from . import packed
 from .backbone import (
+    freeze_embeddings,
     load_backbone,
     position_offset,
     quiet,
@@ -42,6 +44,7 @@ __all__ = [
     "inference",
     "load_backbone",
     "options_of",
+    "own_length",
     "pack",
     "quiet",
     "transformer_folder",
@@ -138,7 +141,7 @@ class SentenceModel(nn.Module):
         if options.projection is not None:
             self.projection = nn.Linear(self.hidden_size, options.projection.dimension)
         if options.freeze_embeddings:
-            getattr(backbone, "embeddings", backbone.get_input_embeddings()).requires_grad_(False)
+            freeze_embeddings(backbone)
         self.autocast: torch.dtype | None = None
         self.settings = Settings({}, None, options.max_length, None, "cosine")
         self.include_prompt = True
@@ -239,6 +242,10 @@ class SentenceModel(nn.Module):
         if own.normalize and not options.normalize:
             left_out.append("normalization")
             kept.append("model.normalize=true")
+        length = own_length(self.tokenizer_folder)
+        if length > options.max_length:
+            left_out.append(f"length of {length} tokens")
+            kept.append(f"model.max_length={length}")
         if kept:
             _LOG.info(
                 "%s: training leaves out its %s; to keep what it had: %s",
@@ -341,24 +348,27 @@ class SentenceModel(nn.Module):
             normalize=self.options.normalize,
         )
 
-    def encode_query(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
+    def encode_query(self, sentences: str | Sequence[str]) -> npt.NDArray[np.float32]:
         """`encode` with the prompt "query", which every model has, possibly empty, as `Encoder.encode_query`."""
         return self.encode(sentences, prompt=self.settings.prompts.get("query", ""))
 
-    def encode_document(self, sentences: Sequence[str]) -> npt.NDArray[np.float32]:
+    def encode_document(self, sentences: str | Sequence[str]) -> npt.NDArray[np.float32]:
         """`encode` with the prompt "document", which every model has, as `Encoder.encode_document`."""
         return self.encode(sentences, prompt=self.settings.prompts.get("document", ""))
 
     def encode(
-        self, sentences: Sequence[str], batch_tokens: int = 4096, *, prompt: str | None = None
+        self, sentences: str | Sequence[str], batch_tokens: int = 4096, *, prompt: str | None = None
     ) -> npt.NDArray[np.float32]:
-        """Vectors (n, dimension) of texts, in order, without dropout; for dev scores.
+        """Vectors (n, dimension) of texts, in order, without dropout; for dev scores. One text has one vector.
 
         ``prompt`` is put before each text; None for that of ``settings.default_prompt_name``. A backbone that leaves
         prompts out of its pooling is scored without one.
         """
         from .data.store import TextStore
 
+        if isinstance(sentences, str):
+            only: npt.NDArray[np.float32] = self.encode([sentences], batch_tokens, prompt=prompt)[0]
+            return only
         if prompt is None:
             prompt = self.settings.prompts.get(self.settings.default_prompt_name or "", "")
         if prompt and self.include_prompt:
@@ -460,3 +470,11 @@ def options_of(path: str) -> ModelOptions:
         normalize=any(isinstance(module, Normalize) for module in modules),
         max_length=ModelOptions.max_length if length is None else length,
     )
+
+
+def own_length(folder: Path, task: str = "feature-extraction") -> int:
+    """The maximum tokens of a text that a transformer's folder sets, as its reader takes it; see `read_length`."""
+    length, _, _ = read_length(folder, task)
+    own = length or TokenizerSettings(folder).model_max_length
+    positions = read_json(folder / "config.json").get("max_position_embeddings")
+    return min(filter(None, (own, positions)), default=ModelOptions.max_length)

@@ -8,10 +8,13 @@ import math
 import os
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from .data.readers import check_not_drawn, check_source
 from .data.sampler import Schedule
@@ -107,8 +110,8 @@ class TrainingOptions:
                 raise ValueError(f"training.{name} must be positive, not {value}")
         if self.scheduler not in _SCHEDULERS:
             raise ValueError(_unknown("training.scheduler", self.scheduler, _SCHEDULERS))
-        if self.seed < 0:
-            raise ValueError(f"training.seed must not be negative, but is {self.seed}")
+        if not 0 <= self.seed < 2**32:  # NumPy takes no others
+            raise ValueError(f"training.seed must be from 0 to {2**32 - 1}, but is {self.seed}")
         if self.schedule not in typing.get_args(Schedule):
             raise ValueError(_unknown("training.schedule", self.schedule, typing.get_args(Schedule)))
         if self.schedule == "annealed" and self.max_steps <= 0 and self.epochs <= 1:
@@ -313,7 +316,8 @@ def recipe_of(content: dict[str, Any], name: str, where: str) -> Recipe:
         training = _mapping("training", content.get("training", {}))
         if postprocess is not None:
             training = {"epochs": 0, **training}
-        data = _mapping("data", content.get("data"))
+        data = _plain(_mapping("data", content.get("data")), "data")
+        evaluation = _plain(_mapping("evaluation", content.get("evaluation", {})), "evaluation")
         if not data:
             raise ValueError("data has no task")
         recipe = Recipe(
@@ -327,9 +331,7 @@ def recipe_of(content: dict[str, Any], name: str, where: str) -> Recipe:
             model=build(ModelOptions, _mapping("model", content.get("model")), "model"),
             data={str(task): _mapping(f"data.{task}", source) for task, source in data.items()},
             training=build(TrainingOptions, training, "training"),
-            evaluation=build(
-                EvaluationOptions, _mapping("evaluation", content.get("evaluation", {})), "evaluation"
-            ),
+            evaluation=build(EvaluationOptions, evaluation, "evaluation"),
         )
         evaluation = recipe.evaluation
         for section, sources in (
@@ -399,6 +401,21 @@ def _mapping(where: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{where} must be a mapping, not {value!r}")
     return value
+
+
+def _plain(value: Any, where: str) -> Any:
+    """``value`` in the types that the files of a run can hold: a path as text, a scalar of NumPy as Python's."""
+    if isinstance(value, Mapping):
+        return {key: _plain(one, f"{where}.{key}") for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one, f"{where}[{i}]") for i, one in enumerate(value)]
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if value is None or isinstance(value, str | int | float | date):  # YAML has dates
+        return value
+    raise ValueError(f"{where} must be text, a number, a list or a mapping, not {value!r:.80}")
 
 
 def build(kind: type[_T], values: dict[str, Any], where: str) -> _T:

@@ -205,12 +205,11 @@ def last_checkpoint(folder: Path) -> Path | None:
         whole.append(path)
     if not whole:
         return None
-    states = (
-        [f"rng_state_{rank}.pth" for rank in range(world_size())] if world_size() > 1 else ["rng_state.pth"]
-    )
-    if missing := [name for name in states if not (whole[0] / name).is_file()]:
+    count = world_size()
+    states = {f"rng_state_{rank}.pth" for rank in range(count)} if count > 1 else {"rng_state.pth"}
+    if {path.name for path in whole[0].glob("rng_state*.pth")} != states:
         raise ValueError(
-            f"{whole[0]} has no {missing[0]}: its run had another number of processes; "
+            f"{whole[0]} is not of {count} process{'es' * (count > 1)}: its run had another number of processes; "
             "resume with the same number, or choose another output"
         )
     return whole[0]

@@ -19,6 +19,7 @@ import torch
 import transformers
 from transformers.trainer_callback import TrainerCallback, TrainerState
 
+from ..files import expanded
 from ..model_folder.families import architecture_of
 from ..model_folder.json_file import read_json
 from .callbacks import Clock, EarlyStopping, Milestones, Progress
@@ -82,14 +83,14 @@ def train(
         raise ValueError("evaluators select checkpoints, and a postprocess step has none; remove them")
     check_launcher()
     check_reports(report_to)
-    output = Path(output).absolute()  # checkpoints refer to each other by path
+    output = expanded(output).absolute()  # checkpoints refer to each other by path
     output.mkdir(parents=True, exist_ok=True)
     with alone(output):
         return _train(
             recipe,
             output=output,
             root=root_folder(data_root),
-            cache=None if cache is None else Path(cache),
+            cache=None if cache is None else expanded(cache),
             evaluators=evaluators,
             callbacks=callbacks,
             report_to=report_to,
@@ -192,7 +193,9 @@ def _postprocess(
     sets = DevSets(recipe.evaluation, root)
     checks = _check_data(recipe, lambda task, table: ("text",), tables, {}, root=root, sets=sets)
     prompts = [(source.get("prompts") or {}).get("text", "") for source in recipe.data.values()]
-    model = step.apply(recipe.model, Chain((table.texts("text") for table in tables.values()), prompts))
+    texts = Chain((table.texts("text") for table in tables.values()), prompts)
+    # texts that have their prompts already are read without the model's own
+    model = step.apply(recipe.model, texts, prompt="" if any(prompts) else None)
     result = facts(recipe, tables, checks, "cpu") | {
         **_dev_pairs(sets),
         "steps": 0,
@@ -265,9 +268,11 @@ class _Run:
         self._dev_tables, self._sets = given.dev, given.sets
         options, length = recipe.training, recipe.model.max_length
         folder = objective.encoder.tokenizer_folder
-        prompts = {task: source.get("prompts", {}) for task, source in recipe.data.items()}
+        prompts = {task: source.get("prompts") or {} for task, source in recipe.data.items()}
         dev_prompts = {  # a dev set without prompts of its own has those of the data of its name
-            task: source["prompts"] for task, source in recipe.evaluation.dev.items() if "prompts" in source
+            task: source["prompts"]
+            for task, source in recipe.evaluation.dev.items()
+            if source.get("prompts") is not None
         }
         if any(prompts.values()) and not getattr(objective.encoder, "include_prompt", True):
             raise ValueError(

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from ...files import expanded
 from .checks import compared_fields, pair_keys
 from .files import ABSENT, Rows, file_rows
 from .sampler import balanced_fraction
@@ -240,7 +241,7 @@ def _without(table: Table, excluded: Table) -> Table:
 
 def root_folder(given: str | os.PathLike[str] | None = None) -> Path:
     """The folder of relative data paths: ``given``, else the variable EMBEDKIT_DATA, else the current directory."""
-    return Path(given if given is not None else os.environ.get("EMBEDKIT_DATA", "."))
+    return expanded(given if given is not None else os.environ.get("EMBEDKIT_DATA", "."))
 
 
 def check_source(spec: Mapping[str, Any]) -> None:

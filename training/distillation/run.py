@@ -24,12 +24,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from transformers import AutoConfig
 
 from ...documents.errors import InputError
 from ...documents.folders import find_files
 from ...documents.readers import Corpus
 from ...documents.sources import STDIN
 from ...encoder import Encoder
+from ...files import expanded
 from ...inputs import check_unicode
 from ...model_folder.folder import SETTINGS_FILE, open_folder
 from ...model_folder.json_file import read_json, write_json
@@ -88,7 +90,7 @@ def distill(
     if not named:
         raise ValueError("give at least one teacher: the folder or Hub name of an encoder")
     learned = options.teachers(named)
-    output, paths = Path(output), [texts] if isinstance(texts, str | os.PathLike) else list(texts)
+    output, paths = expanded(output), [texts] if isinstance(texts, str | os.PathLike) else list(texts)
     _check_output(output, paths)
     output.mkdir(parents=True, exist_ok=True)
     with alone(output, "report.json"):
@@ -145,7 +147,7 @@ def _distill(
             write_json(
                 output / name / SETTINGS_FILE, {**settings, "index_precision": options.index_precision}
             )
-    held = list(read({"path": str(held_file)}, root=Path()).texts("text"))
+    held = list(read({"path": str(held_file)}, root=Path(), folder=output).texts("text"))
     found = compare(learned, options, output, held)
     report = {
         "teachers": named,
@@ -181,6 +183,11 @@ def _check(teachers: Sequence[TeacherOptions], options: DistillOptions, output: 
     files = (output / "texts.jsonl", output / "held_out.jsonl")
     recipe = _recipe(teachers, options, given, files, name=output.resolve().name)
     DevSets(recipe.evaluation, root_folder(None))
+    start = backbone.transformer_folder(recipe.model.path)
+    config = AutoConfig.from_pretrained(start)
+    backbone.check_length("max_length", options.max_length, config, start)
+    if given is not None and options.student is None:
+        backbone.layer_numbers("layers", given, config.num_hidden_layers)
     folders = [open_folder(backbone.root_folder(teacher.path)) for teacher in teachers]
     most = sum(folder.truncate_dim or folder.dimension for folder in folders)
     if options.dimension > most:
@@ -192,7 +199,7 @@ def _check(teachers: Sequence[TeacherOptions], options: DistillOptions, output: 
 
 def _sample(train_file: Path, count: int) -> list[str]:
     """At most `_SAMPLE` of the ``count`` texts to learn from, evenly spread."""
-    texts = read({"path": str(train_file)}, root=Path()).texts("text")
+    texts = read({"path": str(train_file)}, root=Path(), folder=train_file.parent).texts("text")
     return list(islice(texts, 0, None, -(-count // _SAMPLE)))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..backbone import needs_first
 from ..linear_map import fit, regress, sample_distinct
 from ..model import ModelOptions, SentenceModel, load_backbone, transformer_folder
 from ..teacher import TeacherOptions, encode_prompted, open_encoder
@@ -58,10 +59,13 @@ def choose_layers(
     width = min(options.dimension, vectors.shape[1], len(sample) // 2)
     wanted = fit(vectors, width, center=False)(vectors)
     whole = ModelOptions(teacher.path, max_length=options.max_length, dropout=0.0)
-    total = int(load_backbone(whole, transformer_folder(teacher.path)).config.num_hidden_layers)
+    backbone = load_backbone(whole, transformer_folder(teacher.path))
+    first = needs_first(backbone)
     scores: dict[str, float] = {}
     best: tuple[float, list[int]] = (-np.inf, [])
-    for layers in candidates(total, kept):
+    for layers in candidates(int(backbone.config.num_hidden_layers), kept):
+        if first and layers[0]:
+            continue
         chosen = ModelOptions(teacher.path, layers=layers, max_length=options.max_length, dropout=0.0)
         score = explained(SentenceModel.load(chosen).bare().encode(sample), wanted)
         _LOG.info("layers %s explain %.1f %% of the teacher's variance", layers, 100 * score)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +66,7 @@ def cranfield(encoder: TextEncoder, data: Data = None) -> RetrievalResult:
     """The 225 queries of the Cranfield collection among its 1,400 abstracts.
 
     Queries are encoded with ``encode_query`` and abstracts with ``encode_document`` if the encoder has them, so
-    that a model gets its prompts; otherwise with ``encode``.
+    that a model gets its prompts; otherwise with ``encode``. The two blank abstracts are not encoded, and rank last.
 
     Args:
         encoder: similarity is the cosine of its vectors.
@@ -88,8 +89,14 @@ def cranfield(encoder: TextEncoder, data: Data = None) -> RetrievalResult:
         queries[row["query_id"]] = row.text("text")
     gains = _gains(folder / "qrels.tsv.gz", list(queries), list(documents))
     query_vectors = encode_distinct(encoder, queries.values(), getattr(encoder, "encode_query", None))
-    vectors = encode_distinct(encoder, documents.values(), getattr(encoder, "encode_document", None))
-    return rank_quality(query_vectors.of(queries.values()), vectors.of(documents.values()), gains)
+    filled = [text.strip() != "" for text in documents.values()]
+    texts = list(compress(documents.values(), filled))
+    found = encode_distinct(encoder, texts, getattr(encoder, "encode_document", None)).of(texts)
+    vectors = np.full(
+        (len(documents), found.shape[1]), np.nan, np.float32
+    )  # of blank documents: they rank last
+    vectors[filled] = found
+    return rank_quality(query_vectors.of(queries.values()), vectors, gains)
 
 
 def quora_duplicates(encoder: TextEncoder, data: Data = None) -> RetrievalResult:

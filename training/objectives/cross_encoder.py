@@ -12,6 +12,7 @@ where the sigmoid is flat. Both q are in the range of a student's targets, 0 to 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import signature
@@ -28,6 +29,7 @@ from ...model_folder.json_file import present, read_json, write_json
 from ...model_folder.safetensors_file import write_errors
 from ...model_folder.saving import copy_tokenizer
 from .. import packed
+from ..backbone import freeze_embeddings
 from ..data.readers import Table
 from ..data.store import TextStore
 from ..model import ModelOptions, by_length, inference, load_backbone, pack, quiet, transformer_folder
@@ -45,6 +47,8 @@ from .base import (
 )
 
 __all__ = ["CrossEncoder", "CrossEncoderOptions", "PairClassifier"]
+
+_LOG = logging.getLogger("embedkit")
 
 
 class PairClassifier(nn.Module):
@@ -73,7 +77,7 @@ class PairClassifier(nn.Module):
         self.tokenizer_folder = folder
         self.backbone = backbone
         if options.freeze_embeddings:
-            backbone.base_model.embeddings.requires_grad_(False)
+            freeze_embeddings(backbone.base_model)
         self.autocast: torch.dtype | None = None
         # MPNet and RoBERTa have no token types
         self._typed = (
@@ -96,9 +100,11 @@ class PairClassifier(nn.Module):
         if options.lora is not None:
             raise ValueError("model.lora: a cross-encoder trains all its weights; remove it")
         folder = transformer_folder(options.path)
+        config = read_json(folder / "config.json")
+        architectures = config.get("architectures")
+        trained = any(name.endswith("ForSequenceClassification") for name in architectures or ())
         if labels is None:
-            architectures = read_json(folder / "config.json").get("architectures")
-            if not any(name.endswith("ForSequenceClassification") for name in architectures or ()):
+            if not trained:
                 raise ValueError(
                     f"{folder} holds {', '.join(architectures or ['no model'])} and no trained cross-encoder; "
                     "train one with the recipe cross-encoder-nli or cross-encoder-stsb"
@@ -109,9 +115,10 @@ class PairClassifier(nn.Module):
                 "id2label": dict(enumerate(labels)),
                 "label2id": {name: i for i, name in enumerate(labels)},
             }
-        return cls(
-            options, folder, load_backbone(options, folder, "AutoModelForSequenceClassification", **extra)
-        )
+        backbone = load_backbone(options, folder, "AutoModelForSequenceClassification", **extra)
+        if labels is not None and trained and not options.random:
+            _match_classes(backbone, config.get("id2label") or {}, labels, folder)
+        return cls(options, folder, backbone)
 
     @property
     def labels(self) -> list[str]:
@@ -172,6 +179,13 @@ class PairClassifier(nn.Module):
         """
         with quiet(), write_errors(folder):
             self.backbone.save_pretrained(folder)
+        path = folder / "config.json"
+        config = read_json(path)
+        # that of the folder from which training began may be another
+        config.pop("sbert_ce_default_activation_function", None)
+        kind = "activation.Sigmoid" if len(self.labels) == 1 else "linear.Identity"
+        config["sentence_transformers"] = {"activation_fn": f"torch.nn.modules.{kind}"}
+        write_json(path, config)
         copy_tokenizer(self.tokenizer_folder, folder)
         path = folder / "tokenizer_config.json"
         settings = read_json(path) if present(path) else {}
@@ -180,6 +194,31 @@ class PairClassifier(nn.Module):
         types = ["token_type_ids"] if self._typed else []
         settings["model_input_names"] = ["input_ids", *types, "attention_mask"]
         write_json(path, settings)
+
+
+def _match_classes(backbone: Any, names: Mapping[str, str], labels: Sequence[str], folder: Path) -> None:
+    """Give each class the row of the head that was trained for it; a head of other classes becomes a new one.
+
+    One score has no other to be taken for, and classes without names of their own may be any.
+    """
+    own = [str(names[key]) for key in sorted(names, key=int)]
+    unnamed = own == [f"LABEL_{number}" for number in range(len(own))]
+    if len(own) != len(labels) or len(own) == 1 or unnamed or own == list(labels):
+        return
+    base = f"{backbone.base_model_prefix}."
+    heads = [
+        name
+        for name, one in backbone.named_modules()
+        if isinstance(one, nn.Linear) and not name.startswith(base)
+    ]
+    head = backbone.get_submodule(heads[-1])
+    if sorted(own) != sorted(labels):
+        _LOG.info("%s: %s is new, since it was of the classes %s", folder, heads[-1], ", ".join(own))
+        head.reset_parameters()
+        return
+    order = [own.index(name) for name in labels]
+    for parameter in head.parameters():
+        parameter.data = parameter.data[order]
 
 
 def pack_pairs(store: TextStore, pairs: npt.NDArray[np.integer[Any]]) -> Batch:

@@ -17,11 +17,9 @@ import torch
 
 from ... import CrossEncoder
 from ...model_folder.cross_encoder_folder import open_cross_encoder
-from ...model_folder.json_file import read_json
-from ...model_folder.sentence_settings import read_length
-from ...model_folder.tokenizer_files import TOKENIZER_FILES, TokenizerSettings
+from ...model_folder.tokenizer_files import TOKENIZER_FILES
 from ..data.readers import Table
-from ..model import ModelOptions, transformer_folder
+from ..model import ModelOptions, own_length, transformer_folder
 from ..processes import own_gpu
 from ..whole_file import write_array
 from .cross_encoder import PairClassifier
@@ -109,7 +107,7 @@ def _load(path: str, table: Table, max_length: int | None) -> _Teacher:
     if _runs_in_core(folder, anywhere=device is not None):
         teacher = _CoreTeacher(folder, max_length)
     else:
-        length = _own_length(folder) if max_length is None else max_length
+        length = own_length(folder, "sequence-classification") if max_length is None else max_length
         teacher = PairClassifier.load(ModelOptions(path, max_length=length)).to(device or "cpu").eval()
     expected, found = list(table.labels) or ["score"], list(teacher.labels)
     if found != expected and (table.labels or len(found) > 1):
@@ -130,14 +128,6 @@ def _named(path: str) -> Iterator[None]:
         if message == str(error):
             raise
         raise ValueError(f"the teacher {path}: {message}") from None
-
-
-def _own_length(folder: Path) -> int:
-    """The maximum tokens of a pair that a folder sets, as `CrossEncoder` reads it."""
-    length, _, _ = read_length(folder, "sequence-classification")
-    own = length or TokenizerSettings(folder).model_max_length
-    positions = read_json(folder / "config.json").get("max_position_embeddings")
-    return min(filter(None, (own, positions)), default=ModelOptions.max_length)
 
 
 def _runs_in_core(folder: Path, *, anywhere: bool) -> bool:

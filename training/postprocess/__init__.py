@@ -36,12 +36,13 @@ class Result(Protocol):
 class Step(Protocol):
     """A step; its class is a frozen dataclass whose fields are the keys of a recipe's ``postprocess`` section."""
 
-    def apply(self, model: ModelOptions, texts: Sequence[str]) -> Result:
+    def apply(self, model: ModelOptions, texts: Sequence[str], prompt: str | None = None) -> Result:
         """Post-process a model.
 
         Args:
             model: the ``model`` section of the recipe.
             texts: sentences on which the step is fitted.
+            prompt: that the model reads before each; None for its default.
 
         Raises:
             FileNotFoundError, ValueError: the model is missing or does not fit the step, or the texts are too few.

@@ -46,21 +46,21 @@ class MapStep:
         if self.samples < 2:
             raise ValueError(f"postprocess.samples must be 2 or more, not {self.samples}")
 
-    def apply(self, model: ModelOptions, texts: Sequence[str]) -> MappedModel:
+    def apply(self, model: ModelOptions, texts: Sequence[str], prompt: str | None = None) -> MappedModel:
         """Fit the map on the vectors of ``texts``; see `Step.apply`."""
         if model != ModelOptions(path=model.path):
             raise ValueError("postprocess linear_map takes a model folder as it is; set only model.path")
-        return MappedModel(model.path, texts, self)
+        return MappedModel(model.path, texts, self, prompt)
 
 
 class MappedModel:
     """A model folder with a map after it, in a temporary folder."""
 
-    def __init__(self, model: str, texts: Sequence[str], step: MapStep) -> None:
+    def __init__(self, model: str, texts: Sequence[str], step: MapStep, prompt: str | None = None) -> None:
         """Fit the map; see `fit_map`."""
         self._scratch = tempfile.TemporaryDirectory(prefix="embedkit-")
         self._folder = Path(self._scratch.name) / "model"
-        fit_map(model, texts, self._folder, step)
+        fit_map(model, texts, self._folder, step, prompt)
         self._encoder = Encoder(self._folder, threads=torch.get_num_threads())
 
     @property
@@ -85,7 +85,9 @@ class MappedModel:
         copytree(self._folder, folder, dirs_exist_ok=True)
 
 
-def fit_map(model: str, texts: Sequence[str], output: Path, step: MapStep) -> LinearMap:
+def fit_map(
+    model: str, texts: Sequence[str], output: Path, step: MapStep, prompt: str | None = None
+) -> LinearMap:
     """Fit a map on the vectors of texts and write the model with it.
 
     Args:
@@ -93,6 +95,7 @@ def fit_map(model: str, texts: Sequence[str], output: Path, step: MapStep) -> Li
         texts: sentences of the model's domain; duplicates count once.
         output: the new folder; must not exist or be empty. It appears complete or not at all.
         step: the map.
+        prompt: put before each text; None for the model's default.
 
     Raises:
         FileExistsError: ``output`` is not empty.
@@ -100,7 +103,8 @@ def fit_map(model: str, texts: Sequence[str], output: Path, step: MapStep) -> Li
     """
     with Encoder(model) as encoder:
         check_new_folder(output)
-        fitted = fit(encoder.encode(sample_distinct(texts, step.samples)), step.dimension, step.method)
+        vectors = encoder.encode(sample_distinct(texts, step.samples), prompt=prompt)
+        fitted = fit(vectors, step.dimension, step.method)
         append_map(encoder, fitted, output)
     return fitted
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,6 +29,9 @@ from objective_fixtures import (
     write_nli,
     write_sts,
 )
+from tiny_families import tiny
+
+import embedkit
 
 FIRST = ["the weather is lovely", "people use water", "a", "many words " * 40]
 SECOND = ["people look", "the people of the world use the water of the day", "b", "two more " * 30]
@@ -84,6 +89,31 @@ def test_another_number_of_classes_has_a_new_head(
         PairClassifier.load(options, ["score"])
 
 
+def test_classes_keep_their_rows_of_the_head(
+    classifier: PairClassifier, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    classifier.save(tmp_path)
+    caplog.set_level("INFO", "embedkit")
+    options = ModelOptions(str(tmp_path), max_length=40)
+    expected = classifier.logits(FIRST, SECOND)
+    turned = PairClassifier.load(options, NLI[::-1])
+    assert turned.labels == NLI[::-1]
+    np.testing.assert_allclose(turned.logits(FIRST, SECOND)[:, ::-1], expected, atol=1e-5)
+
+    assert "is new" not in caplog.text
+    torch.manual_seed(0)
+    other = PairClassifier.load(options, ["yes", "no", "unknown"])
+    assert f"classifier is new, since it was of the classes {', '.join(NLI)}" in caplog.text
+    assert not np.allclose(other.logits(FIRST, SECOND), expected, atol=0.1)
+
+    config = json.loads((tmp_path / "config.json").read_text())
+    for unnamed in ({"0": "LABEL_0", "1": "LABEL_1", "2": "LABEL_2"}, None):
+        config |= {"id2label": unnamed, "num_labels": 3}
+        (tmp_path / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+        same = PairClassifier.load(options, NLI[::-1])
+        np.testing.assert_allclose(same.logits(FIRST, SECOND), expected, atol=1e-5)
+
+
 def test_a_regression_predicts_what_sentence_transformers_does(
     make_model: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -95,6 +125,34 @@ def test_a_regression_predicts_what_sentence_transformers_does(
     assert ((found > 0) & (found < 1)).all()
     expected = reader.predict(list(zip(FIRST, SECOND, strict=True)))
     np.testing.assert_allclose(found[:, 0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
+        {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity", "version": "5.0.0"}},
+    ],
+)
+def test_a_trained_folder_has_the_activation_of_the_training(
+    make_model: Callable[..., Path], tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    PairClassifier.load(ModelOptions(str(make_model()), max_length=64), ["score"]).save(first)
+    config = json.loads((first / "config.json").read_text())
+    del config["sentence_transformers"]
+    (first / "config.json").write_text(json.dumps({**config, **settings}))
+    assert embedkit.CrossEncoder(first).activation_fn == "identity"
+
+    model = PairClassifier.load(ModelOptions(str(first), max_length=64), ["score"])
+    model.save(second)
+    expected = model.predict(FIRST[:3], SECOND[:3])[:, 0]
+    pairs = list(zip(FIRST[:3], SECOND[:3], strict=True))
+    np.testing.assert_allclose(embedkit.CrossEncoder(second).predict(pairs), expected, atol=1e-5)
+    reader = pytest.importorskip("sentence_transformers").CrossEncoder(str(second), device="cpu")
+    np.testing.assert_allclose(reader.predict(pairs), expected, atol=1e-6)
 
 
 def test_losses_are_their_formulas(make_model: Callable[..., Path], tmp_path: Path) -> None:
@@ -171,6 +229,14 @@ def test_what_does_not_fit_is_refused(make_model: Callable[..., Path], tmp_path:
     in_pieces = make_recipe({"name": "cross_encoder"}, folder, {"nli": source}, mini_batch_size=4)
     with pytest.raises(ValueError, match=r"training\.mini_batch_size is for sentence vectors"):
         train(in_pieces, tmp_path / "run")
+
+
+@pytest.mark.parametrize("kind", ["bert", "qwen3"])
+def test_frozen_embeddings(kind: str, make_model: Callable[..., Path], tmp_path: Path) -> None:
+    folder = make_model() if kind == "bert" else tiny(tmp_path, kind)
+    model = PairClassifier.load(ModelOptions(str(folder), max_length=64, freeze_embeddings=True), ["score"])
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen and frozen == {name for name, _ in model.named_parameters() if "embed" in name}
 
 
 def test_the_classifier_has_the_heads_rate(make_model: Callable[..., Path]) -> None:

@@ -206,6 +206,13 @@ def test_scores_of_a_mapped_model_are_those_of_its_folder(
     train(dataclasses.replace(recipe, data={"texts": source}), tmp_path / "prompted")
     mapped = [Encoder(tmp_path / name / "model").encode("the day") for name in ("run", "prompted")]
     assert np.abs(mapped[0] - mapped[1]).max() > 1e-3  # fitted on other texts
+    by_default = shutil.copytree(folder, tmp_path / "default")
+    settings["default_prompt_name"] = "query"  # which texts with a prompt of their own do without
+    (by_default / "config_sentence_transformers.json").write_text(json.dumps(settings), encoding="utf-8")
+    other = dataclasses.replace(recipe, data={"texts": source}, model=ModelOptions(str(by_default)))
+    train(other, tmp_path / "alone")
+    alone = Encoder(tmp_path / "alone" / "model").encode("the day", prompt="")
+    np.testing.assert_allclose(alone, mapped[1], atol=1e-5)
 
 
 def test_held_out_examples_may_share_what_is_no_text(make_model: Callable[..., Path], tmp_path: Path) -> None:

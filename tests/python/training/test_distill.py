@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -16,16 +16,19 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("sklearn")
 
-from embedkit.training import DistillOptions, distill
+from embedkit.training import DistillOptions, StaticOptions, distill, distill_static
 from embedkit.training.cli import main
+from embedkit.training.data.readers import read
 from embedkit.training.distillation import report as report_module
 from embedkit.training.distillation import run as distill_run
 from embedkit.training.distillation.report import agreement, labels
 from embedkit.training.distillation.start import candidates, choose_layers, explained
+from embedkit.training.model import ModelOptions, SentenceModel
 from embedkit.training.objectives.hpd import projective_loss
 from embedkit.training.run_folder import alone
 from embedkit.training.teacher import TeacherOptions
 from objective_fixtures import _NOUNS, _VERBS
+from tiny_families import tiny
 
 from embedkit import Encoder
 
@@ -100,6 +103,14 @@ def test_the_best_layers_are_chosen(make_model: MakeModel, sentences: list[str])
     everything = choose_layers(TeacherOptions(teacher), 4, options, sentences)
     assert everything["layers"] == [0, 1, 2, 3]
     assert list(everything["explained"].values()) == pytest.approx([1.0], abs=0.02)
+
+
+@pytest.mark.parametrize("kind", ["modernbert", "t5-gated"])
+def test_layers_that_need_the_first_keep_it(kind: str, sentences: list[str], tmp_path: Path) -> None:
+    teacher = TeacherOptions(str(tiny(tmp_path, kind)))
+    options = DistillOptions(dimension=8, max_length=32)
+    assert choose_layers(teacher, 1, options, sentences)["layers"] == [0]
+    assert all(names[0] == "0" for names in choose_layers(teacher, 2, options, sentences)["explained"])
 
 
 def test_a_student_learns_resumes_and_is_reported(
@@ -466,14 +477,23 @@ def test_a_finished_run_may_be_moved(make_model: MakeModel, sentences: list[str]
 
 
 def test_a_student_may_lie_beside_its_texts(
-    make_model: MakeModel, sentences: list[str], tmp_path: Path
+    make_model: MakeModel, sentences: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    folders = set()
+
+    def read_in(*given: Any, folder: Path | None = None, **options: Any) -> Any:
+        folders.add(folder)
+        return read(*given, folder=folder, **options)
+
+    monkeypatch.setattr(distill_run, "read", read_in)
+    monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "a.txt").write_text("\n".join(sentences[:90]), encoding="utf-8")
     options = DistillOptions(layers=[0], dimension=8, prefixes=[], max_length=32, max_steps=1)
     teacher = str(make_model())
     report = distill(teacher, tmp_path, tmp_path / "out", options)
     assert report["texts"] + report["held_out"] == 90
-    assert distill(teacher, tmp_path, tmp_path / "out", options) == report
+    assert folders == {tmp_path / "out"}  # and not the system's, which may be small
+    assert distill(teacher, tmp_path, "~/out", options) == report
 
 
 def test_wrong_input_is_named(
@@ -481,7 +501,8 @@ def test_wrong_input_is_named(
 ) -> None:
     few = tmp_path / "few.txt"
     few.write_text("one\ntwo\n", encoding="utf-8")
-    command = ["distill", "--teacher", str(make_model()), "-o", str(tmp_path / "out"), "--texts"]
+    teacher = str(make_model())
+    command = ["distill", "--teacher", teacher, "-o", str(tmp_path / "out"), "--max-length", "32", "--texts"]
     assert main([*command, str(few), "--dim", "8"]) == 2
     assert "2 distinct texts are too few" in capsys.readouterr().err
     assert main([*command, str(tmp_path / "nothing"), "--dim", "8"]) == 2
@@ -496,7 +517,7 @@ def test_wrong_input_is_named(
     assert "teacher_weights: 2 for 1 teachers" in capsys.readouterr().err
     assert main([*command, str(few), "--prompt", "a: ", "--prompt", ""]) == 2
     assert "prompt: 2 for 1 teachers" in capsys.readouterr().err
-    width = Encoder(command[2]).get_embedding_dimension()
+    width = Encoder(teacher).get_embedding_dimension()
     for options, message in (
         (["--dim", "512"], f"dimension is 512, but the vectors of the teachers have {width} dimensions"),
         (["--prefixes", "64,300"], "prefixes: 300 must be from 1 to below the 256 dimensions"),
@@ -504,6 +525,33 @@ def test_wrong_input_is_named(
         (["--early-stopping", "0"], "early_stopping must be positive, not 0"),
         (["--epochs", "-1"], "training.epochs must not be negative"),
         (["--dim", "8", "--dev-pairs", "none.tsv"], "none.tsv"),
+        (["--dim", "8", "--max-length", "600"], "embedkit-train: max_length is 600, and"),
+        (
+            ["--dim", "8", "--layers", "1,0"],
+            "embedkit-train: layers [1, 0] must choose from the backbone's 2",
+        ),
     ):
         assert main([*command, str(few), *options]) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["StaticEmbedding", "Router"])
+def test_what_is_no_transformer_is_not_trained(
+    kind: str, make_model: MakeModel, sentences: list[str], tmp_path: Path
+) -> None:
+    model, texts = tmp_path / "model", tmp_path / "a.txt"
+    texts.write_text("\n".join(sentences[:90]), encoding="utf-8")
+    if kind == "StaticEmbedding":
+        distill_static(make_model(), model, StaticOptions(dimension=None))
+    else:
+        models = pytest.importorskip("sentence_transformers.models")
+        parts = [models.Transformer(str(make_model())), models.Pooling(32)]
+        routes = models.Router.for_query_document(query_modules=parts, document_modules=parts)
+        pytest.importorskip("sentence_transformers").SentenceTransformer(modules=[routes]).save(str(model))
+    with pytest.raises(
+        ValueError, match=rf"the kind {kind}, .* name one \(model\.path; --student of distill\)"
+    ):
+        distill(str(model), texts, tmp_path / "out", DistillOptions(layers=1, dimension=8, prefixes=[]))
+    assert not (tmp_path / "out" / "texts.jsonl").exists()
+    with pytest.raises(ValueError, match=f"the kind {kind}, and training starts from a transformer"):
+        SentenceModel.load(ModelOptions(str(model)))

@@ -294,10 +294,11 @@ def test_quora_leaves_the_query_out_and_skips_the_tokenized_split(tmp_path: Path
 
 def test_cranfield_reads_its_tables(tmp_path: Path) -> None:
     folder = tmp_path / "retrieval"
-    write(folder / "docs.tsv.gz", ["doc_id\ttitle\ttext", "d1\tt\t10", "d2\tt\t50"])
+    write(folder / "docs.tsv.gz", ["doc_id\ttitle\ttext", "d0\tt\t", "d1\tt\t10", "d2\tt\t50"])
     write(folder / "queries.tsv.gz", ["query_id\tsplit\ttext", "q1\ttest\t45"])
     write(folder / "qrels.tsv.gz", ["query_id\tdoc_id\trel", "q1\td1\t1", "q1\td2\t0"])
-    result = evaluate.cranfield(Angles(), tmp_path)
+    result = evaluate.cranfield(Angles(), tmp_path)  # which has no vector of a blank text
+    assert result.documents == 3
     assert result.mrr_at_10 == 0.5 and result.ndcg_at_10 == pytest.approx(1 / math.log2(3))
     write(folder / "qrels.tsv.gz", ["query_id\tdoc_id\trel", "q1\td1\t1", "q1\td9\t1"])
     with pytest.raises(ValueError, match=r"qrels\.tsv\.gz:3: there is no doc_id 'd9'"):

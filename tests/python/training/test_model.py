@@ -201,6 +201,8 @@ def test_dev_sets_are_encoded_as_readers_of_the_folder_do(
         expected = getattr(reader, name)(texts[:20], show_progress_bar=False)
         np.testing.assert_allclose(getattr(model, name)(texts[:20]), expected, rtol=1e-5, atol=2e-6)
         np.testing.assert_allclose(getattr(Encoder(folder), name)(texts[:20]), expected, rtol=1e-5, atol=2e-6)
+        np.testing.assert_allclose(getattr(model, name)(texts[3]), expected[3], rtol=1e-5, atol=2e-6)
+    np.testing.assert_allclose(model.encode(texts[3]), model.encode(texts[:20])[3], rtol=1e-5, atol=2e-6)
 
 
 def test_training_continues_after_saving(make_model: Callable[..., Path], tmp_path: Path) -> None:
@@ -346,8 +348,14 @@ def test_vectors_that_cannot_be_trained_are_told(
     make_model: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "embedkit")
-    load(make_model(pooling="max"))
-    assert "training leaves out its pooling; to keep what it had: model.pooling=max" in caplog.text
+    load(make_model(pooling="max"), max_length=64)
+    assert "training leaves out its pooling; to keep what it had: model.pooling=max\n" in caplog.text
+    load(make_model(max_seq_length=50), max_length=20)
+    told = "training leaves out its length of 50 tokens; to keep what it had: model.max_length=50"
+    assert told in caplog.text
+    caplog.clear()
+    load(make_model(max_seq_length=50), max_length=50)
+    assert "leaves out" not in caplog.text
     folder = make_model(pooling="weightedmean")
     load(folder)
     assert "cannot be trained as they are" in caplog.text and "model.pooling=weightedmean" not in caplog.text

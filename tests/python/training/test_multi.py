@@ -166,6 +166,10 @@ def test_prompts_are_trained_with_and_saved(make_model: Callable[..., Path], tmp
     content["data"] = {"t": {"path": str(tmp_path / "prefixed.tsv")}}
     train(recipe_of(content, "test", "test"), tmp_path / "by-hand")
     np.testing.assert_allclose(losses(tmp_path / "run"), losses(tmp_path / "by-hand"), rtol=1e-5)
+    content["data"] = {"t": {**content["data"]["t"], "prompts": None}}
+    content["evaluation"] = {"dev": {"t": content["data"]["t"]}}
+    train(recipe_of(content, "test", "test"), tmp_path / "none")
+    np.testing.assert_allclose(losses(tmp_path / "none"), losses(tmp_path / "by-hand"), rtol=1e-5)
     content["data"] = {"t": {**source, "prompts": {"question": "what is "}}}
     with pytest.raises(
         ValueError, match="prompts names 'question'; the fields are anchor, positive, negative"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -39,14 +41,34 @@ def test_defaults_and_what_is_resolved(file: Path) -> None:
     assert recipe_of(resolved, "mine", "again") == recipe  # so a printed recipe can be run
 
 
-def test_a_recipe_is_loaded_and_trained_by_paths_as_text(file: Path, tmp_path: Path) -> None:
+def test_a_recipe_is_loaded_and_trained_by_paths_as_text(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = load_recipe(str(file))
     assert recipe == load_recipe(file)
     with pytest.raises(FileNotFoundError, match=r"train\.tsv"):
         train(recipe, str(tmp_path / "run"), data_root=str(tmp_path), cache=str(tmp_path / "cache"))
     assert (tmp_path / "run").is_dir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=str(tmp_path / "train.tsv")):
+        train(recipe, "~/other", data_root="~", cache="~/kept")
+    assert (tmp_path / "other").is_dir() and (tmp_path / "kept").is_dir()
     with pytest.raises(FileNotFoundError, match=r"holds no config\.json"):
         push_to_hub(str(tmp_path), "me/mine")
+
+
+def test_sources_become_plain(tmp_path: Path) -> None:
+    source = {"path": (tmp_path / "a.tsv", "b.tsv"), "limit": np.int64(3), "where": {"day": date(2026, 1, 2)}}
+    given = {**CONTENT, "data": {"nli": source}, "evaluation": {"pairs": {"sts": {"path": Path("c.tsv")}}}}
+    recipe = recipe_of(given, "mine", "call")
+    plain = {"path": [f"{tmp_path}/a.tsv", "b.tsv"], "limit": 3, "where": {"day": date(2026, 1, 2)}}
+    assert recipe.data == {"nli": plain} and type(recipe.data["nli"]["limit"]) is int
+    assert recipe.evaluation.pairs == {"sts": {"path": "c.tsv"}}
+    resolved = recipe.resolved()
+    assert yaml.safe_load(yaml.safe_dump(resolved)) == resolved
+    given["data"] = {"nli": {"path": "a.tsv", "where": {"source": [object()]}}}
+    with pytest.raises(ValueError, match=r"call: data\.nli\.where\.source\[0\] must be text, a number"):
+        recipe_of(given, "mine", "call")
 
 
 def test_an_override_changes_no_other_source(tmp_path: Path) -> None:
@@ -112,6 +134,10 @@ def test_overrides(file: Path, overrides: list[str], section: str, expected: dic
         (["model.projection={activation: tanh}"], "model.projection.dimension is missing"),
         (["training.seed=x"], "training.seed must be an integer, not 'x'"),
         (["training.seed=true"], "training.seed must be an integer, not True"),
+        (
+            ["training.seed=5000000000"],
+            "training.seed must be from 0 to 4294967295, but is 5000000000",
+        ),
         (["training.seed=1.5"], "training.seed must be an integer, not 1.5"),
         (["training.learning_rate=fast"], "training.learning_rate must be a number, not 'fast'"),
         (["training.learning_rate=.nan"], "training.learning_rate must be a number, not nan"),

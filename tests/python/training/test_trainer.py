@@ -714,7 +714,9 @@ def test_a_nan_loss_stops_the_run(
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["checkpoint-3"]
 
 
-def test_another_number_of_processes_is_refused(content: dict[str, Any], tmp_path: Path) -> None:
+def test_another_number_of_processes_is_refused(
+    content: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "run" / "checkpoints" / "checkpoint-3"
     folder.mkdir(parents=True)
     recipe = make(content)
@@ -722,10 +724,15 @@ def test_another_number_of_processes_is_refused(content: dict[str, Any], tmp_pat
         json.dumps(recipe.resolved(), indent=2, sort_keys=True, default=str) + "\n"
     )
     (folder / "trainer_state.json").write_text("{}")
-    for rank in range(2):
+    for rank in range(4):
         (folder / f"rng_state_{rank}.pth").touch()
-    with pytest.raises(ValueError, match="another number of processes"):
+    with pytest.raises(ValueError, match="is not of 1 process: its run had another number of processes"):
         train(recipe, tmp_path / "run")
+    monkeypatch.setattr(run_folder, "world_size", lambda: 2)  # whose states are there
+    with pytest.raises(ValueError, match="is not of 2 processes: its run had another number of processes"):
+        run_folder.last_checkpoint(folder.parent)
+    monkeypatch.setattr(run_folder, "world_size", lambda: 4)
+    assert run_folder.last_checkpoint(folder.parent) == folder
 
 
 def test_texts_that_are_cut_are_told(
