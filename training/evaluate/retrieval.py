@@ -92,9 +92,7 @@ def cranfield(encoder: TextEncoder, data: Data = None) -> RetrievalResult:
     filled = [text.strip() != "" for text in documents.values()]
     texts = list(compress(documents.values(), filled))
     found = encode_distinct(encoder, texts, getattr(encoder, "encode_document", None)).of(texts)
-    vectors = np.full(
-        (len(documents), found.shape[1]), np.nan, np.float32
-    )  # of blank documents: they rank last
+    vectors = np.full((len(documents), found.shape[1]), np.nan, np.float32)  # blank documents rank last
     vectors[filled] = found
     return rank_quality(query_vectors.of(queries.values()), vectors, gains)
 
