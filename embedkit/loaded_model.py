@@ -174,7 +174,7 @@ class LoadedModel(ABC, Generic[_Engine]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Load the model from its folder."""
-        self.__dict__.update(state)
+        self.__dict__.update({"_length_given": False, **state})  # pickles of earlier versions have none
         self._loaded = self._open(state["_loaded"] or BUILTIN, self._options)
         release_freed_memory()
         self._start()

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from transformers import AutoConfig
 
 from ..model_folder.architectures import graph_config
 from ..model_folder.folder import SentenceConfig, Settings, read_length
@@ -476,5 +477,8 @@ def own_length(folder: Path, task: str = "feature-extraction") -> int:
     """The maximum tokens of a text that a transformer's folder sets, as its reader takes it; see `read_length`."""
     length, _, _ = read_length(folder, task)
     own = length or TokenizerSettings(folder).model_max_length
-    positions = read_json(folder / "config.json").get("max_position_embeddings")
+    config = AutoConfig.from_pretrained(folder)
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None:
+        positions -= position_offset(config)
     return min(filter(None, (own, positions)), default=ModelOptions.max_length)

@@ -69,7 +69,7 @@ class OnnxStage:
         self._pad_id = pad_id or 0
         self._vocab_size = int(folder.config["vocab_size"])
         self._hidden_size = folder.hidden_size
-        self._first_position = int(folder.config.get("padding_idx", -1)) + 1
+        self._first_position = folder.first_position
         self.dimension = folder.dimension
         session = Session(graph.path, providers, threads)
         self._session = session

@@ -46,7 +46,7 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     parts = name.split(os.sep)
     paths = [name, *parts, *(os.sep.join(parts[:depth]) for depth in range(2, len(parts)))]
     wanted = [pattern.rstrip(os.sep).removeprefix(f".{os.sep}") for pattern in patterns]
-    wanted += [pattern.removeprefix(f"**{os.sep}") for pattern in wanted]
+    wanted += [pattern[3:] for pattern in wanted if pattern.startswith(f"**{os.sep}")]
     return any(fnmatch.fnmatchcase(path, pattern) for pattern in wanted for path in paths)
 
 

@@ -21,7 +21,7 @@ _HIDDEN = _SCRIPTS | frozenset(
 )
 _MARKED = "[hidden]"
 """Stands among the kinds of hidden elements for those that their attributes hide."""
-_NO_DISPLAY = re.compile(r"(?:^|;)\s*display\s*:\s*none\b", re.IGNORECASE)
+_DISPLAY = re.compile(r"(?:^|;)\s*display\s*:\s*([\w-]+)")
 # Blocks that may go without an end tag: a tag that ends an element around them ends nothing else.
 _LOOSE = frozenset(re.findall(r"\w+", "p li dt dd option optgroup caption thead tbody tfoot tr td th br hr"))
 _CLOSED = frozenset(
@@ -165,11 +165,15 @@ class _Text(HTMLParser):
 
     def _is_marked(self, tag: str, attrs: list[tuple[str, str | None]]) -> bool:
         """Whether its attributes hide the content of an element."""
-        if _MARKED not in self._hides or tag in ("html", "body") or tag in _VOID or tag in _VOID_INLINE:
+        kept = _VOID | _VOID_INLINE | _READINGS | {"html", "body"}
+        if _MARKED not in self._hides or tag in kept:
             return False
         given = dict(attrs)
+        if given.get("role") == "tabpanel":  # which readers open
+            return False
         hidden = "hidden" in given and given["hidden"] != "until-found"
-        return hidden or _NO_DISPLAY.search(given.get("style") or "") is not None
+        displays = _DISPLAY.findall((given.get("style") or "").lower())
+        return hidden or displays[-1:] == ["none"]
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.handle_starttag(tag, attrs)

@@ -160,7 +160,7 @@ def _markdown(text: str) -> tuple[str, dict[str, Any]]:
         metadata = fields
         text = text[match.end() :].lstrip("\r\n")
     title = _title(text)
-    if title is not None and not metadata.get("title"):
+    if title is not None and not str(metadata.get("title") or "").strip():
         metadata["title"] = title
     return text, metadata
 
@@ -205,6 +205,15 @@ def heading_text(line: str) -> str:
     return text.rstrip(" \t") if text.endswith((" ", "\t")) else line
 
 
+def _as_title(node: Any) -> Any:
+    """A scalar as text: 1984 and No are titles, too. The node itself stays, which may be another field's alias."""
+    import yaml
+
+    if not isinstance(node, yaml.ScalarNode) or node.tag.endswith(":null"):
+        return node
+    return yaml.ScalarNode("tag:yaml.org,2002:str", node.value)
+
+
 def _front_matter(content: str) -> dict[str, Any] | None:
     """The fields of front matter; ``None``: it is text between two rules."""
     try:
@@ -218,13 +227,10 @@ def _front_matter(content: str) -> dict[str, Any] | None:
         root = loader.get_single_node()
         if root is not None and _size(root, {}) > max(_MOST_ALIASED, 4 * len(content)):
             raise ValueError("its aliases repeat too much")
-        for name, value in root.value if isinstance(root, yaml.MappingNode) else ():
-            if (
-                name.value == "title"
-                and isinstance(value, yaml.ScalarNode)
-                and not value.tag.endswith(":null")
-            ):
-                value.tag = "tag:yaml.org,2002:str"  # 1984 and No are titles, too
+        if isinstance(root, yaml.MappingNode):
+            root.value = [
+                (name, _as_title(value) if name.value == "title" else value) for name, value in root.value
+            ]
         try:
             fields = None if root is None else loader.construct_document(root)
         except (LookupError, AttributeError):  # of "!!bool maybe", "!!int ''" and the like

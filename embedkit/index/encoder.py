@@ -190,11 +190,10 @@ def check_reading(root: Path, encoder: TextEncoder, manifest: Manifest) -> None:
         )
     own, built = getattr(encoder, "max_seq_length", None), manifest.max_length
     if isinstance(encoder, Encoder):
-        if encoder._engine.folder.routes:  # None: each has its own
-            own = own_max_length(encoder)
-        elif built is None:
-            built = encoder._engine.folder_length
-    if own != built and (isinstance(encoder, Encoder) or None not in (own, built)):
+        route = encoder._engine.of("document")
+        own = encoder._length_on(route)
+        built = route.folder_length if built is None else min(built, route.positions)
+    if own != built and None not in (own, built):
         raise ModelMismatchError(
             f"{root} was built with max_length={built}, but the encoder's is {own}; "
             "open it with an encoder of the same length, or build it again"

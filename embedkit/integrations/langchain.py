@@ -26,7 +26,7 @@ except ImportError as error:
 from ..documents import Document as IndexDocument
 from ..encoder import Encoder
 from ..files import expanded
-from ..index import Index, IndexNotFoundError, InputError
+from ..index import Index, IndexNotFoundError, InputError, ResumeError
 from ..index.search.hits import split_fields
 from ..index.storage.document_store import StoredDocument
 from ..index.storage.filters import Where
@@ -173,8 +173,11 @@ class EmbedkitVectorStore(VectorStore):
 
     def _opened(self) -> Index | None:
         """The index as it is now, by whichever store or process; None if nobody has made it yet."""
-        stamp = self._stamp()
         index = self._index
+        try:
+            stamp = self._stamp()
+        except OSError:  # of a moment, on a network's file system
+            stamp = self._seen
         if index is not None and stamp is not None:  # without a lock: nobody waits for an addition
             if stamp != self._seen:
                 index.refresh()
@@ -288,7 +291,7 @@ class EmbedkitVectorStore(VectorStore):
                     factory=self._factory,
                     restart=restart,
                 )
-        except BlockingIOError:  # another process writes
+        except (BlockingIOError, ResumeError):  # another process writes, or has written
             raise
         except BaseException:
             left = self._stamp(JOURNAL_FILE)

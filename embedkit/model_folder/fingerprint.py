@@ -136,11 +136,15 @@ def _tokenizer_hash(model: ModelFolder) -> str:
         kind = settings.class_of_transformers
         if kind not in ("", "BertTokenizer"):
             content["class"] = kind
-        used = vocabulary_tokens(settings)
+        file = (folder / "vocab.txt").read_bytes()
+        vocabulary = frozenset(file.decode("utf-8-sig", "replace").split("\n"))
+        used = vocabulary_tokens(settings, vocabulary)
         hashed = (*_TOKENIZER_SETTINGS, "tokenizer_class")
         settings.values = {key: value for key, value in settings.values.items() if key in hashed}
         settings.special = settings.added = {}
-        if used != vocabulary_tokens(settings):  # by other settings and files, which mostly say the same
+        if used != vocabulary_tokens(
+            settings, vocabulary
+        ):  # by other settings and files, which mostly say the same
             content["tokens"] = used
-        content["vocab"] = hashlib.sha256((folder / "vocab.txt").read_bytes()).hexdigest()
+        content["vocab"] = hashlib.sha256(file).hexdigest()
     return hashlib.sha256(_canonical(content)).hexdigest()

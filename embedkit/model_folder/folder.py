@@ -149,10 +149,11 @@ class ModelFolder:
     @property
     def positions(self) -> int:
         """Maximum number of tokens in a text; positions up to that of the padding are not counted."""
-        return int(self.config["max_position_embeddings"]) - self._positions_of_padding
+        return int(self.config["max_position_embeddings"]) - self.first_position
 
     @property
-    def _positions_of_padding(self) -> int:
+    def first_position(self) -> int:
+        """The position of a text's first token: that after the padding's."""
         return int(self.config.get("padding_idx", -1)) + 1
 
     @property
@@ -188,7 +189,7 @@ class ModelFolder:
         """
         positions = self.positions
         if special_tokens >= positions:
-            taken = self._positions_of_padding
+            taken = self.first_position
             padding = f", {taken} of them unused by texts" if taken else ""
             name = "tokenizer.json" if present(self.transformer / "tokenizer.json") else "vocab.txt"
             raise ValueError(

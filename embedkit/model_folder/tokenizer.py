@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -185,12 +185,14 @@ def _other_fields(made: Mapping[str, Any], written: Mapping[str, Any]) -> dict[s
     return {name: made.get(name) for name in names if plain(made, name) != plain(written, name)}
 
 
-def vocabulary_tokens(settings: TokenizerSettings) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
+def vocabulary_tokens(
+    settings: TokenizerSettings, vocabulary: Container[str]
+) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
     """The tokens of the roles and all added tokens of a tokenizer without tokenizer.json."""
     defaults = default_tokens(settings.class_of_transformers) or default_tokens("BertTokenizer")
     found = {name: settings.token(name, default) for name, default in defaults.items()}
     roles = {name: token for name, token in found.items() if token is not None}
-    return roles, _added_of_settings(settings, list(roles.values()))
+    return roles, _added_of_settings(settings, list(roles.values()), vocabulary)
 
 
 def _added(content: Mapping[str, Any], path: Path) -> list[dict[str, Any]]:
@@ -338,16 +340,14 @@ def _missing_tokens(
     known = {token["content"] for token in added}
     defaults = default_tokens(kind)
     roles = [token for name in ROLES if (token := settings.token(name, defaults.get(name))) is not None]
-    missing = [token for token in roles if token["content"] not in known]
-    if missing:
-        vocab: Any = model.get("vocab")
-        if isinstance(vocab, list):  # of Unigram, with scores; checked later
-            vocab = [row[0] for row in vocab if isinstance(row, list) and row]
-        elif not isinstance(vocab, dict):
-            vocab = ()
-        # One that the vocabulary has not either would need an embedding that the model rarely has.
-        missing = [token for token in missing if token["content"] in vocab]
-    return [token for token in _added_of_settings(settings, missing) if token["content"] not in known]
+    vocab: Any = model.get("vocab")
+    if isinstance(vocab, list):  # of Unigram, with scores; checked later
+        vocab = [row[0] for row in vocab if isinstance(row, list) and row]
+    elif not isinstance(vocab, dict):
+        vocab = ()
+    # One that the vocabulary has not either would need an embedding that the model rarely has.
+    missing = [token for token in roles if token["content"] not in known and token["content"] in vocab]
+    return [token for token in _added_of_settings(settings, missing, vocab) if token["content"] not in known]
 
 
 def _unknown_id(model: Mapping[str, Any], ids: Mapping[str, int]) -> int | None:
@@ -373,7 +373,7 @@ def _from_vocabulary(path: Path, settings: TokenizerSettings, lowercase_first: b
         lines.pop()
     # As in transformers, the last of duplicate lines counts.
     vocab = {token: i for i, token in enumerate(lines)}
-    roles, added = vocabulary_tokens(settings)
+    roles, added = vocabulary_tokens(settings, vocab)
     contents = {name: token["content"] for name, token in roles.items()}
     normalizer = _Normalizer(lowercase_first=lowercase_first)
     normalizer.override(settings)
@@ -497,7 +497,9 @@ def _of_tokenizers(error: BaseException) -> bool:
     return panic or type(error) is Exception or isinstance(error, (TypeError, ValueError, RecursionError))
 
 
-def _added_of_settings(settings: TokenizerSettings, roles: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _added_of_settings(
+    settings: TokenizerSettings, roles: list[dict[str, Any]], vocabulary: Container[str]
+) -> list[dict[str, Any]]:
     """The added tokens of the files beside tokenizer.json, in the order in which they get new ids."""
     path = settings.path
     decoder = typed(settings.values, "added_tokens_decoder", dict, {}, path)
@@ -512,7 +514,7 @@ def _added_of_settings(settings: TokenizerSettings, roles: list[dict[str, Any]])
         for content in sorted(settings.added, key=settings.added.__getitem__):
             added.append(added_token(content, settings.added_path, special=False))
     named = {token["content"] for token in added}
-    for token in [*roles, *settings.special_tokens]:
+    for token in [*roles, *settings.special_tokens(vocabulary)]:
         if token["content"] not in named:
             named.add(token["content"])
             added.append(token)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -107,26 +107,32 @@ class TokenizerSettings:
         name = typed(config, "tokenizer_class", str, "", self._config_path).removesuffix("Fast")
         return self.tokenizer_class or name or _CLASSES.get(str(config.get("model_type")), "")
 
-    @property
-    def special_tokens(self) -> list[dict[str, Any]]:
-        """The special tokens without a role, in the form of tokenizer.json."""
+    def special_tokens(self, vocabulary: Container[str]) -> list[dict[str, Any]]:
+        """The special tokens without a role, in the form of tokenizer.json.
+
+        A setting such as "query_token" is one if its token is in ``vocabulary``; a new one would have no embedding.
+        """
         files = [(self.values, self.path)]
         if "added_tokens_decoder" not in self.values:  # beside which transformers reads no older file
             files.append((self.special, self.special_path))
+        plain: dict[str, dict[str, Any]] = {}
+        named: dict[str, dict[str, Any]] = {}
         tokens: list[dict[str, Any]] = []
         listed = False
         for values, path in files:
-            named = {
-                name: value
-                for name, value in values.items()
-                if name.endswith("_token") and name not in ROLES and _is_token(value)
-            }
-            extra, older = values.get("extra_special_tokens"), values.get("additional_special_tokens")
-            tokens += _special_tokens(named, path) + _special_tokens(extra, path)
+            for name, value in values.items():
+                if name.endswith("_token") and name not in ROLES and name not in plain and _is_token(value):
+                    plain[name] = added_token(value, path, special=True)
+            extra = values.get("extra_special_tokens")
+            if isinstance(extra, dict):
+                named |= {name: added_token(value, path, special=True) for name, value in extra.items()}
+            else:
+                tokens += _special_tokens(extra, path)
             if not listed and (not extra or isinstance(extra, dict)):  # a list replaces the older name's
-                tokens += _special_tokens(older, path)
-            listed = isinstance(extra, list) or older is not None
-        return tokens
+                tokens += _special_tokens(values.get("additional_special_tokens"), path)
+            listed = isinstance(extra, list) or "additional_special_tokens" in values
+        known = {name: token for name, token in plain.items() if token["content"] in vocabulary}
+        return [*{**known, **named}.values(), *tokens]
 
     @property
     def model_max_length(self) -> int | None:
@@ -249,9 +255,7 @@ def _is_token(value: Any) -> bool:
 
 
 def _special_tokens(values: Any, path: Path) -> list[dict[str, Any]]:
-    """A list of special tokens, or an object of tokens by names of their own."""
-    if isinstance(values, dict):
-        values = list(values.values())
+    """A list of special tokens."""
     if not isinstance(values, list | None):
         raise damaged(path, f"the special tokens are {values!r:.80}, not a list")
     return [added_token(value, path, special=True) for value in values or []]

@@ -288,7 +288,7 @@ class Served(Generic[_M]):
     loading: asyncio.Task[_M] | None = None  # which all requests wait for that came meanwhile
     aliases: list[str] = field(default_factory=list)
     info: dict[str, Any] | None = None  # of an `EmbeddingModel`, once it has been loaded
-    check: Callable[[], object] | None = None  # raises what loading would, but for damaged weights
+    check: Callable[[], object] | None = None  # raises what loading would, as far as its settings tell
 
     def keep(self, loaded: _M) -> None:
         """Serve it from ``loaded`` from now on."""

@@ -123,7 +123,7 @@ async def _receive(request: Request, limit: int, chunks: list[bytes]) -> None:
             state.bodies += len(chunk)
             if received > limit:
                 refused = _too_large(limit)
-            elif state.bodies > _BODIES * limit:
+            elif received > _PARSED_HERE and state.bodies > _BODIES * limit:
                 refused = busy(
                     "the bodies of other requests fill the memory; try again later", 1, 503, "memory_full"
                 )

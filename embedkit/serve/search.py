@@ -24,7 +24,7 @@ from ..index.search.rerank import CANDIDATES, reordered
 from ..index.storage.filters import equal
 from ..index.storage.where import compile_where
 from ..index.words.analyzer import Analyzer, analyzer
-from ..index.words.languages import NONE
+from ..index.words.languages import AUTO, NONE
 from .bodies import LONGEST_CONDITION, SearchRequest
 from .errors import ApiError, busy, gone
 from .models import EmbeddingModel, Form
@@ -43,7 +43,7 @@ _THREADS = 4
 _CONDITION_THREADS = 2  # more would wait for each other: a segment looks up one condition at a time
 _REFRESH_SECONDS = 10.0
 _BLOCK = 512  # queries of a request between two looks at whether somebody waits for them
-_HITS = 5000  # of several queries that are read between two such looks
+_HITS = 5000  # of several queries that are read before the size of their texts is known
 _ANSWER = 64 << 20  # bytes of an answer's hits: clients and proxies hold all of it
 
 
@@ -148,12 +148,12 @@ class SearchService:
     def _analyzers(self, found: list[list[Hit]]) -> dict[str, Analyzer]:
         """By the id of each hit, that of its segment's language; not of those that another process has deleted now."""
         generation = self.index.generation
+        # words of an earlier version of embedkit are not recorded with their segment
+        own = generation.manifest.language
         words = [segment.entry.words for segment in generation.segments]
+        analyzers = [_analyzer(own if made is None else made.language) for made in words]
         places = generation.find({hit.id for hits in found for hit in hits})
-        return {
-            name: _analyzer(NONE if (made := words[number]) is None else made.language)
-            for name, (number, _) in places.items()
-        }
+        return {name: analyzers[number] for name, (number, _) in places.items()}
 
     async def _run(self, pool: ThreadPoolExecutor, work: Callable[[threading.Event], _T]) -> _T:
         """What ``work`` returns; if this is cancelled, it is not begun any more, or told so by its event."""
@@ -193,14 +193,16 @@ class SearchService:
                 return self.index.search(vector.astype(np.float32), k, **options)
             queries = [body.query] if isinstance(body.query, str) else body.query
             found: list[list[Hit]] = []
-            size, step = 0, max(1, min(_BLOCK, _HITS // k))
-            for start in range(0, len(queries), step):
+            size, step = 0, max(1, min(_BLOCK, _HITS // max(1, min(k, len(self.index)))))
+            while (start := len(found)) < len(queries):
                 if left.is_set():  # the client has gone, its time is over, or the server ends
                     raise gone()
                 found += self.index.search(queries[start : start + step], k, hybrid=body.hybrid, **options)
                 size += sum(len(hit.text) for hits in found[start:] for hit in hits)
                 if size > _ANSWER and not body.rerank:  # which leaves most of them out
                     raise _too_large()
+                # as many as fit into the answer, as far as those before tell: each block reads its documents again
+                step = max(1, min(_BLOCK, (_ANSWER - size) * len(found) // max(1, size)))
             return found
         except ValueError as error:
             raise ApiError(400, str(error), param=_param_of(str(error), body)) from None
@@ -210,7 +212,7 @@ class SearchService:
         if not found:
             raise ApiError(404, f"there is no document {document_id!r:.1000}", param="like", code="not_found")
         if not found[0].text.strip():
-            raise ApiError(400, f"document {document_id!r} has no text; give its vector", param="like")
+            raise ApiError(400, f"document {document_id!r:.1000} has no text; give its vector", param="like")
         vector: npt.NDArray[Any] = self.index.encoder.encode_document(
             [found[0].text], normalize_embeddings=False
         )
@@ -318,7 +320,7 @@ def _too_large() -> ApiError:
 
 def _analyzer(language: str) -> Analyzer:
     try:
-        return analyzer(language)
+        return analyzer(NONE if language == AUTO else language)
     except ImportError:  # of the language's stemmer
         return analyzer(NONE)
 

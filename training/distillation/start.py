@@ -60,10 +60,11 @@ def choose_layers(
     wanted = fit(vectors, width, center=False)(vectors)
     whole = ModelOptions(teacher.path, max_length=options.max_length, dropout=0.0)
     backbone = load_backbone(whole, transformer_folder(teacher.path))
-    first = needs_first(backbone)
+    first, total = needs_first(backbone), int(backbone.config.num_hidden_layers)
+    del backbone  # a large teacher need not stay beside its students
     scores: dict[str, float] = {}
     best: tuple[float, list[int]] = (-np.inf, [])
-    for layers in candidates(int(backbone.config.num_hidden_layers), kept):
+    for layers in candidates(total, kept):
         if first and layers[0]:
             continue
         chosen = ModelOptions(teacher.path, layers=layers, max_length=options.max_length, dropout=0.0)

@@ -203,8 +203,11 @@ def _match_classes(backbone: Any, names: Mapping[str, str], labels: Sequence[str
     """
     own = [str(names[key]) for key in sorted(names, key=int)]
     unnamed = own == [f"LABEL_{number}" for number in range(len(own))]
-    if len(own) != len(labels) or len(own) == 1 or unnamed or own == list(labels):
+    if len(own) != len(labels) or len(own) == 1 or unnamed:
         return
+    before, wanted = [name.casefold() for name in own], [name.casefold() for name in labels]
+    if len({*before}) < len(own) or len({*wanted}) < len(own):
+        before, wanted = own, list(labels)
     base = f"{backbone.base_model_prefix}."
     heads = [
         name
@@ -212,11 +215,11 @@ def _match_classes(backbone: Any, names: Mapping[str, str], labels: Sequence[str
         if isinstance(one, nn.Linear) and not name.startswith(base)
     ]
     head = backbone.get_submodule(heads[-1])
-    if sorted(own) != sorted(labels):
-        _LOG.info("%s: %s is new, since it was of the classes %s", folder, heads[-1], ", ".join(own))
+    if sorted(before) != sorted(wanted):
+        _LOG.warning("%s: %s is new, since it was of the classes %s", folder, heads[-1], ", ".join(own))
         head.reset_parameters()
         return
-    order = [own.index(name) for name in labels]
+    order = [before.index(name) for name in wanted]
     for parameter in head.parameters():
         parameter.data = parameter.data[order]
 

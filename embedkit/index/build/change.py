@@ -26,7 +26,7 @@ from ..storage.journal import read_journal
 from ..storage.layout import SEGMENTS_FOLDER, TOMBSTONES_FOLDER, Writer, current_name
 from ..storage.manifest import Manifest, Raw, ReadingEntry, SegmentEntry
 from ..storage.search_parameters import SearchParameters
-from ..words.languages import NONE, check_language
+from ..words.languages import check_language
 from .fold import copy_segments, languages_of
 from .publish import dated, in_language_of, rows_of_documents, tombstone
 from .resume import change_errors
@@ -158,12 +158,12 @@ def compact(
         )
         if language is not None:
             manifest = replace(manifest, language=check_language(language))
-        elif len(languages := {found for _, found in languages_of(manifest.segments)}) > 1:
+        elif len(languages := {found for _, found in languages_of(manifest)}) > 1:
             raise ValueError(
-                f"its words are in several languages ({', '.join(sorted(languages))}), and one segment has one: "
-                "choose it with --language (language=), or none to stem no words"
+                f"{root}: its words are in several languages ({', '.join(sorted(languages))}), and one segment has "
+                "one: choose it with --language (language=), or none to stem no words"
             )
-        elif languages != {NONE}:
+        else:
             manifest = replace(manifest, language=languages.pop())
         current = base.has_words and language in (None, base.manifest.language)
         if whole and current and factory in (None, manifest.factory):

@@ -11,7 +11,8 @@ none do, twice) the rows of the largest among them. Of 10 million documents adde
 times, and there are never more than 49 segments. No fold has more than a million rows, which take two minutes: where
 additions are so large that this leaves no neighbors to fold, there is a segment for each half million documents.
 
-Segments of merged indexes whose words are of different languages are never folded together.
+Segments of merged indexes whose words are of different languages are never folded together: the bounds are those of
+neighbors of one language.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ def fold_segments(writer: Writer, live: Manifest, settings: BuildSettings) -> Ma
     """Fold segments into one if they are small or many; returns the manifest that is live then."""
     foldable = (
         (slice(run.start + place.start, run.start + place.stop), language)
-        for run, language in languages_of(live.segments)
+        for run, language in languages_of(live)
         if (place := _foldable([entry.rows for entry in live.segments[run]])) is not None
     )
-    place, language = next(foldable, (None, NONE))
+    place, language = next(foldable, (None, ""))
     if place is None:
         return live
     with contextlib.closing(open_generation(writer.root, lambda _: None)) as base:
@@ -67,8 +68,7 @@ def fold_segments(writer: Writer, live: Manifest, settings: BuildSettings) -> Ma
             target_recall=None,
         )
         try:
-            words = live if language == NONE else replace(live, language=language)
-            entry = copy_segments(writer, chosen, words, settings, lambda _: None)
+            entry = copy_segments(writer, chosen, replace(live, language=language), settings, lambda _: None)
         except IndexDamagedError:  # they stay as they are, for `verify` to name; an addition needs no fold
             return live
         segments = (*live.segments[: place.start], entry, *live.segments[place.stop :])
@@ -77,17 +77,18 @@ def fold_segments(writer: Writer, live: Manifest, settings: BuildSettings) -> Ma
         return folded
 
 
-def languages_of(segments: Sequence[SegmentEntry]) -> Iterator[tuple[slice, str]]:
-    """Neighbors whose words have one language, with that; those that are not stemmed belong to what is before them."""
-    begin, language = 0, NONE
-    for at, entry in enumerate(segments):
-        own = NONE if entry.words is None else entry.words.language
-        if NONE not in (own, language) and own != language:
-            yield slice(begin, at), language
+def languages_of(manifest: Manifest) -> Iterator[tuple[slice, str]]:
+    """Neighbors whose words have one language, with that; those of too little text to tell belong to either."""
+    begin, language = 0, None
+    for at, entry in enumerate(manifest.segments):
+        own = None if entry.words is None else entry.words.language
+        if own == NONE != manifest.language:  # not asked for: too little text to tell
+            own = None
+        if None not in (own, language) and own != language:
+            yield slice(begin, at), language or manifest.language
             begin = at
-        if own != NONE:
-            language = own
-    yield slice(begin, len(segments)), language
+        language = own or language
+    yield slice(begin, len(manifest.segments)), language or manifest.language
 
 
 def _foldable(rows: Sequence[int]) -> slice | None:

@@ -76,6 +76,8 @@ from embedkit.documents.whole import UnreadableError, read_whole
         ("<ul><li hidden>x<ul><li>y</ul>z<li>a</ul><p hidden=until-found>b", ("a\n\nb", {})),
         ("<table><tr hidden><td>x<td>y<tr><td>a<td hidden>x<tr><td>b</table>c", ("a\n\nb\nc", {})),
         ("<div><p hidden>x</div>a<p hidden>b", ("x\na\nb", {})),
+        ("<div role=tabpanel hidden>a</div><p style='display:none;display:flex'>b", ("a\n\nb", {})),
+        ("<p>a<ruby>b<rp hidden>x</ruby><p>c", ("ab\nc", {})),
         ("<body hidden><div hidden>a</div></body>", ("a", {})),
         # readings, which need no end tags
         (
@@ -151,6 +153,8 @@ def test_titles_of_markdown(text: str, title: str | None) -> None:
 def test_titles_in_front_matter_are_texts(field: str, title: str | list[str]) -> None:
     pytest.importorskip("yaml")
     content = f"---\ntitle: {field}\nyear: 1984\n---\n# T\n".encode()
+    again = b"---\nyear: &y 1984\ntitle: *y\n---\n"
+    assert read_whole("md", again)[1] == {"title": "1984", "year": 1984}
     assert read_whole("md", content) == ("# T\n", {"title": title, "year": 1984})
 
 

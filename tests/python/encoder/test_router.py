@@ -160,11 +160,13 @@ def test_an_index_keeps_a_length_that_is_also_that_of_the_default_route(
     with Index.open(tmp_path / "index") as index:
         assert index.info()["max_length"] == 6
         index.add([Document(TEXTS[3], "long")])
+    with Index.open(tmp_path / "index", Encoder(folder)) as index:
+        index.add([Document("another", "short")])  # that of documents is the same
     with (
-        Index.open(tmp_path / "index", Encoder(folder)) as index,
-        pytest.raises(ModelMismatchError, match="built with max_length=6, but the encoder's is None"),
+        Index.open(tmp_path / "index", Encoder(folder, max_length=5)) as index,
+        pytest.raises(ModelMismatchError, match="built with max_length=6, but the encoder's is 5"),
     ):
-        index.add([Document("another", "short")])
+        index.add([Document("a third", "third")])
 
 
 def test_a_dropout_of_a_route_does_nothing(make_model: Callable[..., Path], tmp_path: Path) -> None:

@@ -106,6 +106,21 @@ def test_segments_of_several_languages_stay_apart(tmp_path: Path) -> None:
         assert index.compact(language="none") and found(index) == [set(), set()]
 
 
+def test_no_language_stays_none_after_a_merge(tmp_path: Path) -> None:
+    pytest.importorskip("snowballstemmer")
+    for language in ("none", "english"):
+        documents = [Document("the dogs run", f"{language}{n}") for n in range(2)]
+        Index.build(tmp_path / language, documents, FakeEncoder(), language=language).close()
+    Index.merge(tmp_path / "both", [tmp_path / language for language in ("none", "english")]).close()
+    with Index.open(tmp_path / "both", FakeEncoder()) as index:
+        with pytest.raises(ValueError, match=r"both: its words are in several languages \(english, none\)"):
+            index.compact()
+        for number in range(20):
+            index.add([Document("cats", f"new{number}")])
+        recorded = [segment.entry.words for segment in index.generation.segments]
+        assert {words.language for words in recorded[2:] if words is not None} == {"none"}
+
+
 @pytest.mark.parametrize("factory", ["Flat", "auto-int8"])
 def test_many_single_additions_leave_few_segments(tmp_path: Path, factory: str) -> None:
     index = _index(tmp_path / "index", factory)

@@ -379,6 +379,8 @@ def test_special_tokens_of_any_file_change_the_fingerprint(make_model: Make, tmp
     usual = {"unk_token": "[UNK]", "mask_token": {"content": "[MASK]", **flags}}
     (source / "special_tokens_map.json").write_text(json.dumps(usual))
     (source / "added_tokens.json").write_text("{}")
+    new = {"tokenizer_class": "BertTokenizer", "query_token": "[Q]"}  # which the vocabulary has not
+    (source / "tokenizer_config.json").write_text(json.dumps(new))
     assert Encoder(source).fingerprint == seen[0]
 
 

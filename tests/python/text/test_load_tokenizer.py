@@ -218,6 +218,16 @@ LISTED = {
         {"tokenizer_config": {"query_token": "the", "add_a_token": True}},
         {"tokenizer_config": {"query_token": TOKEN}, "special_tokens_map": {"document_token": "the"}},
         {"special_tokens_map": {"extra_special_tokens": ["the"], "additional_special_tokens": ["a"]}},
+        {"tokenizer_config": {"q_token": "the"}, "special_tokens_map": {"q_token": "a"}},
+        {"tokenizer_config": {"q_token": "a", "extra_special_tokens": {"q_token": "the"}}},
+        {
+            "tokenizer_config": {"extra_special_tokens": {"q_token": "a"}},
+            "special_tokens_map": {"extra_special_tokens": {"q_token": "the"}},
+        },
+        {
+            "tokenizer_config": {"additional_special_tokens": None},
+            "special_tokens_map": {"additional_special_tokens": ["the"]},
+        },
     ],
 )
 def test_added_tokens_beside_tokenizer_json_against_transformers(

@@ -93,12 +93,12 @@ def test_classes_keep_their_rows_of_the_head(
     classifier: PairClassifier, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     classifier.save(tmp_path)
-    caplog.set_level("INFO", "embedkit")
     options = ModelOptions(str(tmp_path), max_length=40)
     expected = classifier.logits(FIRST, SECOND)
-    turned = PairClassifier.load(options, NLI[::-1])
-    assert turned.labels == NLI[::-1]
-    np.testing.assert_allclose(turned.logits(FIRST, SECOND)[:, ::-1], expected, atol=1e-5)
+    for labels in (NLI[::-1], [name.upper() for name in NLI[::-1]]):
+        turned = PairClassifier.load(options, labels)
+        assert turned.labels == labels
+        np.testing.assert_allclose(turned.logits(FIRST, SECOND)[:, ::-1], expected, atol=1e-5)
 
     assert "is new" not in caplog.text
     torch.manual_seed(0)
