@@ -11,6 +11,7 @@ import glob
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from .errors import InputError
 from .sources import STDIN, format_of, listed_formats, names_of
@@ -45,9 +46,14 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
         return False
     parts = name.split(os.sep)
     paths = [name, *parts, *(os.sep.join(parts[:depth]) for depth in range(2, len(parts)))]
-    wanted = [pattern.rstrip(os.sep).removeprefix(f".{os.sep}") for pattern in patterns]
-    wanted += [pattern[3:] for pattern in wanted if pattern.startswith(f"**{os.sep}")]
-    return any(fnmatch.fnmatchcase(path, pattern) for pattern in wanted for path in paths)
+    return any(fnmatch.fnmatchcase(path, pattern) for pattern in _plain(patterns) for path in paths)
+
+
+@lru_cache(maxsize=8)
+def _plain(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    """The patterns as they are compared; those with a leading ``**/`` also without it."""
+    plain = [pattern.rstrip(os.sep).removeprefix(f".{os.sep}") for pattern in patterns]
+    return (*plain, *(pattern[3:] for pattern in plain if pattern.startswith(f"**{os.sep}")))
 
 
 @dataclass(slots=True)
