@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import fnmatch
 import glob
+import itertools
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,6 +21,7 @@ from .sources import STDIN, format_of, listed_formats, names_of
 __all__ = ["Files", "Patterns", "find_files", "walk"]
 
 _MOST_NAMED = 5
+_ANY_FOLDERS = re.compile(r"(?<![^/])(?:\*\*/)+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class Patterns:
     """Which files below a folder are read.
 
     A pattern with ``*``, ``?`` or ``[`` is compared with a file's path below the folder and with its name; one of a
-    folder's name or path means all that is in it. A leading ``**/`` stands for no folder as well, and ``./`` for none.
+    folder's name or path means all that is in it. ``**/`` stands for no folder as well, and a leading ``./`` for none.
 
     Attributes:
         include: patterns of which a file must match one; empty: all files.
@@ -51,9 +54,13 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 @lru_cache(maxsize=8)
 def _plain(patterns: tuple[str, ...]) -> tuple[str, ...]:
-    """The patterns as they are compared; those with a leading ``**/`` also without it."""
-    plain = [pattern.rstrip(os.sep).removeprefix(f".{os.sep}") for pattern in patterns]
-    return (*plain, *(pattern[3:] for pattern in plain if pattern.startswith(f"**{os.sep}")))
+    """The patterns as they are compared: with each ``**/``, and without it."""
+    plain: list[str] = []
+    for pattern in patterns:
+        parts = _ANY_FOLDERS.split(pattern.rstrip(os.sep).removeprefix(f".{os.sep}"))
+        choices = itertools.product(("**/", ""), repeat=len(parts) - 1)
+        plain += ["".join(itertools.chain(*zip(parts, (*choice, "")))) for choice in choices]
+    return tuple(plain)
 
 
 @dataclass(slots=True)

@@ -142,9 +142,8 @@ def _tokenizer_hash(model: ModelFolder) -> str:
         hashed = (*_TOKENIZER_SETTINGS, "tokenizer_class")
         settings.values = {key: value for key, value in settings.values.items() if key in hashed}
         settings.special = settings.added = {}
-        if used != vocabulary_tokens(
-            settings, vocabulary
-        ):  # by other settings and files, which mostly say the same
+        # Other settings and files mostly say the same.
+        if used != vocabulary_tokens(settings, vocabulary):
             content["tokens"] = used
         content["vocab"] = hashlib.sha256(file).hexdigest()
     return hashlib.sha256(_canonical(content)).hexdigest()

@@ -100,6 +100,7 @@ def test_patterns_choose_files(folder: Path) -> None:
     (folder / "top.md").write_text("top")
     assert read("**/*.md") == {"b/note.md", "top.md"}
     assert read("./**/b/*.md", exclude=("./a",)) == {"b/note.md"} == read("*.md", exclude=("**/top.md",))
+    assert read("b/**/*.md") == {"b/note.md"} == read("**/b/**/**/note.md")
     with pytest.raises(InputError, match=r"holds no files .*left out"):
         read("*.none")
 
