@@ -59,7 +59,7 @@ def _plain(patterns: tuple[str, ...]) -> tuple[str, ...]:
     for pattern in patterns:
         parts = _ANY_FOLDERS.split(pattern.rstrip(os.sep).removeprefix(f".{os.sep}"))
         choices = itertools.product(("**/", ""), repeat=len(parts) - 1)
-        plain += ["".join(itertools.chain(*zip(parts, (*choice, "")))) for choice in choices]
+        plain += ["".join(itertools.chain(*zip(parts, (*choice, ""), strict=True))) for choice in choices]
     return tuple(plain)
 
 
