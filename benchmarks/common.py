@@ -7,6 +7,7 @@ measures.
 import argparse
 import csv
 import gzip
+import hashlib
 import io
 import json
 import math
@@ -35,8 +36,10 @@ __all__ = [
     "alternate",
     "built_in",
     "bytes_saturate",
+    "conversions",
     "cosines",
     "embedkit_isa",
+    "fingerprint",
     "in_process",
     "length_histogram",
     "machine_info",
@@ -176,6 +179,23 @@ def model_folder(text: str) -> Path:
     if not (Path(text) / "config.json").is_file():
         raise argparse.ArgumentTypeError(f"{text} is not the folder of a model: it has no config.json")
     return Path(text)
+
+
+def fingerprint(folder: Path) -> str:
+    """What tells a model folder from others of its name: 12 digits of a hash of its settings, tokenizer and weights."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.rglob("*")):
+        if file.suffix in (".json", ".txt", ".model", ".safetensors", ".bin"):
+            content = hashlib.sha256(file.read_bytes()).hexdigest()
+            digest.update(f"{file.relative_to(folder)}\0{content}\n".encode())
+    return digest.hexdigest()[:12]
+
+
+def conversions(cache: Path, model: Path) -> Path:
+    """The folder below ``cache`` of all that is made of this very ``model``; it is made if it is not there."""
+    folder = cache / f"converted-{model.name}-{fingerprint(model)}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def add_text_arguments(parser: argparse.ArgumentParser, default_limit: int) -> None:

@@ -95,11 +95,13 @@ def run(options: argparse.Namespace, model: Path, cache: Path, texts: list[str])
         elif shape.name == "MPNet-base" and options.mpnet is not None:
             folder, weights = options.mpnet.resolve(), "real"
         else:
-            folder = shapes.build(shape.spec, tokenizer_of=model, folder=cache)
+            folder = shapes.build(shape.spec, tokenizer_of=model, folder=common.conversions(cache, model))
         cost = shapes.flops_per_token(folder) / reference
         step = 1 if device == "cuda" else max(1, min(round(cost), len(texts) // 64))
         for projected in (False, True):
-            one = shapes.project(folder, DIMENSION, cache) if projected else folder
+            one = (
+                shapes.project(folder, DIMENSION, common.conversions(cache, folder)) if projected else folder
+            )
             speeds, alone = _speeds(options, keys, one, cache, texts=texts[::step], counts=counts[::step])
             precisions = {key: peer_class(key).precision for key in alone}
             if alone:
@@ -144,8 +146,7 @@ def _speeds(
     """
     on_cuda = options.device == "cuda"
     cpus = sorted(os.sched_getaffinity(0))[: options.threads]
-    cache = cache / f"converted-{folder.name}"
-    cache.mkdir(parents=True, exist_ok=True)
+    cache = common.conversions(cache, folder)
     with contextlib.ExitStack() as stack:
         workers, batches = {}, {}
         for key in keys:

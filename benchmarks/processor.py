@@ -153,8 +153,7 @@ def main() -> None:
         cache = options.cache or Path(scratch)
         folders = {}
         for model in (path.resolve() for path in options.models):
-            folder = folders[model] = cache / f"converted-{model.name}"
-            folder.mkdir(parents=True, exist_ok=True)
+            folder = folders[model] = common.conversions(cache, model)
             throughput.write_calibration(model, folder, rest)
             if options.convert:
                 convert(options, model, folder)

@@ -428,7 +428,8 @@ def main() -> None:
             hpd.run(options, model, cache, texts)
             return
         if options.shape:
-            model = shapes.build(options.shape, tokenizer_of=model, folder=cache)
+            made = common.conversions(cache, model)
+            model = shapes.build(options.shape, tokenizer_of=model, folder=made)
         if options.profile:
             found = stages.run(options, model, texts)
             print(stages.show(found))
@@ -437,8 +438,7 @@ def main() -> None:
             if options.plot:
                 stages.plot(found, options.plot)
             return
-        converted = cache / f"converted-{model.name}"
-        converted.mkdir(parents=True, exist_ok=True)
+        converted = common.conversions(cache, model)
         write_calibration(model, converted, rest)
         result = measure(options, model, converted, texts)
     print(show(result))

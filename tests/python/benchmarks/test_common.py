@@ -117,6 +117,19 @@ def test_a_peer_refuses_a_pooling_that_it_does_not_know(modules: Modules, tmp_pa
         base.pooling(tmp_path, "mean", "cls")
 
 
+def test_conversions_of_models_of_one_name_are_kept_apart(modules: Modules, tmp_path: Path) -> None:
+    common, shapes, _ = modules
+    config = {"vocab_size": 30, "max_position_embeddings": 16, "type_vocab_size": 2, "layer_norm_eps": 1e-12}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = []
+    for heads, inner in ((2, 16), (4, 16), (2, 32), (2, 16)):
+        shape = f"layers=2,hidden=8,heads={heads},intermediate={inner},pooling=mean"
+        folder = shapes.build(shape, tokenizer_of=tmp_path, folder=tmp_path)
+        found.append(common.conversions(tmp_path / "cache", folder))
+    assert len(set(found)) == 3 and found[0] == found[3]
+    assert found[0].is_dir()
+
+
 def test_a_shape_that_lacks_a_part_is_refused(modules: Modules, tmp_path: Path) -> None:
     _, shapes, _ = modules
     with pytest.raises(SystemExit, match="give each of"):
