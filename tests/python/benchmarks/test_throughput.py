@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,49 @@ def test_every_stream_gets_two_batches(texts: int, streams: set[tuple[int, int]]
     assert max(batch for batch, count in worker.ran if count == 1) == whole
     assert len(tried) == len(worker.ran)
     assert worker.streams == best.streams
+
+
+def test_settings_that_fail_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    from peers.base import Setting
+    from peers.worker import PeerFailed, best_setting
+
+    class Peer(_Worker):
+        key = "peer"
+
+        def load(self, streams: int) -> None:
+            if streams == 2:
+                raise PeerFailed("peer: Traceback\nMemoryError: two models")
+            super().load(streams)
+
+        def run(self, batch: int) -> float:
+            if batch >= 8:
+                raise PeerFailed("peer: Traceback\nMemoryError: large")
+            return super().run(batch)
+
+    settings = [Setting(batch, streams) for streams in (1, 2) for batch in (4, 2, 8)]
+    best, tried = best_setting(Peer(), ["text"] * 32, settings)
+    assert best == Setting(4) and list(tried) == ["4", "2"]
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [
+        "peer: no batch 8: MemoryError: large",
+        "peer: no batch 4x2, 2x2, 8x2: MemoryError: two models",
+    ]
+    with pytest.raises(PeerFailed, match="two models"):
+        best_setting(Peer(), ["text"] * 32, settings[3:])
+
+
+def test_a_worker_whose_process_ended_loads_in_another(tmp_path: Path) -> None:
+    from peers.worker import PeerFailed, Worker
+
+    with Worker("embedkit-int8", None, 1, tmp_path, sorted(os.sched_getaffinity(0))) as worker:
+        worker.load(1)
+        worker.texts(["text"])
+        worker._process.kill()
+        with pytest.raises(PeerFailed, match="the process ended"):
+            worker.run(None)
+        worker.load(1)
+        worker.texts(["text"])
+        assert worker.run(None) > 0
 
 
 def test_a_large_model_gets_enough_texts_for_all_threads(
