@@ -192,7 +192,7 @@ def best_setting(
 
     Every setting runs once, and those close to the fastest three times more, alternating so that a slow spell of the
     machine does not decide. The best run of each counts. Of the sizes that hold all texts, only the smallest is tried,
-    and several streams only with batches of which each stream gets two. Settings that fail, for lack of memory, say, are
+    and several streams only with batches of which each stream gets two. Settings that fail, say for lack of memory, are
     reported and left out.
 
     Raises:

@@ -59,6 +59,7 @@ def test_auto_index_runs(tmp_path: Path) -> None:
         ("serve.py --model /none", "/none is not the folder of a model"),
         ("static.py --model MODEL", "is not a folder of Model2Vec"),
         ("training_plan.py --data OUT", "no such file. Relative paths start at the folder of --data"),
+        ("processor.py --models MODEL MODEL", "--models: two are called"),
         ("latency.py --model /none", "/none is not the folder of a model"),
         ("hybrid.py --data /none", "there is no file /none/retrieval/docs.tsv.gz"),
         ("sync.py --files 5 --changed 10", "there are only 5 files"),

@@ -112,7 +112,8 @@ def test_a_stopped_run_goes_on_where_nothing_has_changed(
 
     def about(**changes: Any) -> dict[str, Any]:
         machine = {"cpu": "one", "load_before": [changes.pop("load", 0.1)]}
-        return common.report("processor", machine=machine, versions={"torch": "2"}) | changes
+        inputs = {"minilm": {"fingerprint": "1", "texts": "2"}}
+        return common.report("processor", machine=machine, versions={"torch": "2"}, inputs=inputs) | changes
 
     file, rows = tmp_path / "cpu.json", [{"sentences_per_s": common.Spread.of([1.0, 2.0])}]
     cases = [{"model": "minilm", "case": "short", "rows": rows}]
@@ -120,9 +121,25 @@ def test_a_stopped_run_goes_on_where_nothing_has_changed(
     common.write_json(file, about(cases=cases, minutes=3.5), finished=False)
     assert processor.begun(file, about(load=0.2))["cases"] == cases
     assert "goes on from" in capsys.readouterr().out
-    for changed in ({"versions": {"torch": "3"}}, {"machine": {"cpu": "two", "load_before": [0.1]}}):
+    for changed in (
+        {"versions": {"torch": "3"}},
+        {"machine": {"cpu": "two", "load_before": [0.1]}},
+        {"inputs": {"minilm": {"fingerprint": "3", "texts": "2"}}},
+    ):
         assert processor.begun(file, about(**changed))["cases"] == []
         assert "begun anew" in capsys.readouterr().out
+
+
+def test_models_and_texts_are_known_by_their_content(tmp_path: Path) -> None:
+    import processor
+
+    folders = [tmp_path / parent / "model" for parent in ("a", "b")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps({"of": folder.parent.name}))
+    found = [processor.inputs([folder], texts) for folder in folders for texts in (["one"], ["two"])]
+    assert all(one != other for i, one in enumerate(found) for other in found[:i])
+    assert processor.inputs(folders[:1], ["one"]) == found[0]
 
 
 def test_a_result_of_the_same_processor_keeps_its_other_models(
@@ -139,16 +156,18 @@ def test_a_result_of_the_same_processor_keeps_its_other_models(
         return {"model": model, "case": case, "rate": rate}
 
     file = tmp_path / "cpu.json"
-    assert processor.earlier(file, about(), 2) == []
+    assert processor.earlier(file, about(), 2)["cases"] == []
     old = [case(model, length, 1) for model in ("minilm", "bge") for length in ("short", "256")]
     common.write_json(file, about() | {"cases": old, "threads": 2})
     for other, threads in ((about(family="23/49"), 2), (about(openvino="3"), 2), (about(), 8)):
-        assert processor.earlier(file, other, threads) == []
+        assert processor.earlier(file, other, threads)["cases"] == []
         assert "will be replaced" in capsys.readouterr().out
-    found = processor.earlier(file, about(torch="3"), 2)
-    assert found == old
-    new = [case(model, length, 2) for model in ("bert", "minilm") for length in ("short", "256")]
-    rates = [(one["model"], one["case"], one["rate"]) for one in processor.merged(found, new)]
-    assert rates == [
+    found = processor.earlier(file, about(torch="3"), 2)  # a result from before inputs were kept
+    assert found["cases"] == old
+    cases = [case(model, length, 2) for model in ("bert", "minilm") for length in ("short", "256")]
+    new = about() | {"inputs": {"bert": {}, "minilm": {}}, "cases": cases}
+    result = processor.merged(found, new)
+    assert set(processor.merged(new, new | {"inputs": {"bge": {}}})["inputs"]) == {"bert", "minilm", "bge"}
+    assert [(one["model"], one["case"], one["rate"]) for one in result["cases"]] == [
         (m, c, 1 if m == "bge" else 2) for m in ("minilm", "bge", "bert") for c in ("short", "256")
     ]
