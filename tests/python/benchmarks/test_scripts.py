@@ -58,6 +58,7 @@ def test_auto_index_runs(tmp_path: Path) -> None:
         ("concurrency.py --model /none", "/none is not the folder of a model"),
         ("serve.py --model /none", "/none is not the folder of a model"),
         ("static.py --model MODEL", "is not a folder of Model2Vec"),
+        ("training.py sbert --data /none --work OUT --results OUT", "--data /none is not a folder"),
         ("training_plan.py --data OUT", "no such file. Relative paths start at the folder of --data"),
         ("processor.py --models MODEL MODEL", "--models: two are called"),
         ("latency.py --model /none", "/none is not the folder of a model"),
@@ -81,6 +82,21 @@ def test_a_wrong_argument_is_named(
     with pytest.raises(SystemExit) as stopped:
         import_module(script.removesuffix(".py")).main()
     assert said in f"{stopped.value} {capsys.readouterr().err}"
+
+
+def test_a_failed_training_is_named_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = import_module("training")
+
+    def measure(*_: object, **__: object) -> None:
+        raise RuntimeError("plain-1 failed; its log ends with: no such file")
+
+    monkeypatch.setattr(training.tables, "measure", measure)
+    command = ["training.py", "sbert", "--work", str(tmp_path), "--results", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit, match="plain-1 failed"):
+        training.main()
 
 
 def test_help_of_the_sample_corpus_writes_nothing() -> None:
