@@ -167,22 +167,27 @@ class Worker:
         self.close()
 
 
-def alternate(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """`common.alternate`, but a candidate that fails is reported and left out, and the others continue."""
-    failed = set()
+def alternate(
+    runs: Mapping[str, Callable[[], float]], rounds: int, left_out: dict[str, str] | None = None
+) -> dict[str, list[float]]:
+    """`common.alternate`, but a candidate that fails is reported and left out, and the others continue.
+
+    The reason is added to ``left_out``.
+    """
+    left_out = {} if left_out is None else left_out
 
     def guarded(key: str) -> float:
-        if key in failed:
+        if key in left_out:
             return math.nan
         try:
             return runs[key]()
         except PeerFailed as error:
-            failed.add(key)
+            left_out[key] = error.reason
             print(f"left out: {key}: {error.reason}", flush=True)
             return math.nan
 
     taken = common.alternate({key: (lambda k=key: guarded(k)) for key in runs}, rounds)
-    return {key: seconds for key, seconds in taken.items() if key not in failed}
+    return {key: seconds for key, seconds in taken.items() if key not in left_out}
 
 
 def best_setting(

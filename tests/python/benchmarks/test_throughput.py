@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 from pathlib import Path
@@ -86,6 +87,53 @@ def test_a_worker_whose_process_ended_loads_in_another(tmp_path: Path) -> None:
         worker.load(1)
         worker.texts(["text"])
         assert worker.run(None) > 0
+
+
+def test_a_package_that_fails_is_left_out_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import hpd
+    from peers.base import Setting
+    from peers.worker import PeerFailed
+
+    class Worker:
+        def __init__(self, key: str, *_: object, **__: object) -> None:
+            self.key, self.runs = key, 0
+
+        def __enter__(self) -> Worker:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def convert(self) -> None:
+            if self.key == "openvino-fp32":
+                raise PeerFailed("openvino-fp32: Traceback\nValueError: another pooling")
+
+        def settings(self) -> list[Setting]:
+            return [Setting(8)]
+
+        def load(self, streams: int) -> None:
+            pass
+
+        def texts(self, texts: list[str]) -> None:
+            pass
+
+        def run(self, batch: int) -> float:
+            self.runs += 1
+            if self.key == "onnxruntime-fp32" and self.runs == 3:
+                raise PeerFailed("onnxruntime-fp32: Traceback\nMemoryError: all is full")
+            return 1.0
+
+    monkeypatch.setattr(hpd, "Worker", Worker)
+    options = argparse.Namespace(device="cpu", threads=1, rounds=3)
+    keys = ["embedkit-fp32", "onnxruntime-fp32", "openvino-fp32"]
+    speeds, _, left_out = hpd._speeds(options, keys, tmp_path, tmp_path, texts=["one", "two"], counts=[3, 3])
+    assert {key: speed.median for key, speed in speeds.items()} == {"embedkit-fp32": 2.0}
+    assert left_out == {
+        "openvino-fp32": "ValueError: another pooling",
+        "onnxruntime-fp32": "MemoryError: all is full",
+    }
 
 
 def test_a_large_model_gets_enough_texts_for_all_threads(
