@@ -120,15 +120,28 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[str]:
                     f"{path}: no column {missing[0]!r}; it has {', '.join(reader.fieldnames or ())}"
                 )
             for row in reader:
-                yield from (row[c] for c in columns)
+                yield from _fields(row, columns, f"{path}:{reader.line_num}")
         elif kind == ".jsonl":
-            for line in file:
-                record = json.loads(line)
-                yield from (record[c] for c in columns)
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                try:
+                    record = json.loads(line)
+                except ValueError as error:
+                    raise SystemExit(f"{path}:{number}: {error}") from None
+                yield from _fields(record, columns, f"{path}:{number}")
         else:
             raise SystemExit(
                 f"{path}: unknown file type; expected .txt, .tsv, .csv or .jsonl, optionally .gz"
             )
+
+
+def _fields(record: Any, columns: Sequence[str], origin: str) -> list[str]:
+    texts = [record.get(c) if isinstance(record, dict) else None for c in columns]
+    for column, text in zip(columns, texts, strict=True):
+        if not isinstance(text, str):
+            raise SystemExit(f"{origin}: no text {column!r}")
+    return texts
 
 
 def records(path: Path) -> Iterator[dict[str, str]]:

@@ -42,6 +42,30 @@ def test_a_missing_column_is_named_with_the_available_ones(modules: Modules, tmp
         common.read_texts([tmp_path / "a.csv"])
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.tsv", "id\ttext\n1\tone\n\n2\n", "a.tsv:4: no text 'text'"),
+        ("a.jsonl", '{"text": "one"}\n\n{"body": "two"}\n', "a.jsonl:3: no text 'text'"),
+        ("a.jsonl", '{"text": "one"}\n{"text": "tw', "a.jsonl:2: Unterminated string"),
+        ("a.jsonl", '["one"]\n', "a.jsonl:1: no text 'text'"),
+    ],
+)
+def test_a_line_without_a_text_is_named(
+    modules: Modules, name: str, content: str, message: str, tmp_path: Path
+) -> None:
+    common, *_ = modules
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(SystemExit, match=message):
+        common.read_texts([tmp_path / name])
+
+
+def test_blank_lines_are_no_texts(modules: Modules, tmp_path: Path) -> None:
+    common, *_ = modules
+    (tmp_path / "a.jsonl").write_text('\n{"text": "one"}\n  \n', encoding="utf-8")
+    assert common.read_texts([tmp_path / "a.jsonl"]) == ["one"]
+
+
 @pytest.mark.parametrize("percent", [1, 50, 95, 99, 100])
 def test_percentile_is_nearest_rank(modules: Modules, percent: float) -> None:
     common, *_ = modules
