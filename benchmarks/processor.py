@@ -112,19 +112,25 @@ def inputs(models: list[Path], texts: list[str]) -> dict[str, dict[str, str]]:
     return {model.name: {"fingerprint": common.fingerprint(model), "texts": digest} for model in models}
 
 
+def read(path: Path) -> dict[str, Any]:
+    """A result of this script as it was before it was written."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    for row in (row for case in found["cases"] for row in case["rows"]):
+        row["sentences_per_s"] = common.Spread(**row["sentences_per_s"])
+    return found
+
+
 def begun(path: Path | None, about: dict[str, Any]) -> dict[str, Any]:
     """What a stopped run of the same inputs, machine and versions (``about``) has left; else ``about``, no cases."""
     none = {**about, "minutes": 0.0, "cases": []}
     if path is None or not (part := common.part_of(path)).is_file():
         return none
-    found: dict[str, Any] = json.loads(part.read_text(encoding="utf-8"))
+    found = read(part)
     same = [found["machine"] | {"load_before": about["machine"]["load_before"]} == about["machine"]]
     same += [found.get(name) == about[name] for name in ("arguments", "versions", "inputs")]
     if not all(same):
         print(f"{part} is of another machine, other versions, arguments, models or texts, and begun anew")
         return none
-    for row in (row for case in found["cases"] for row in case["rows"]):
-        row["sentences_per_s"] = common.Spread(**row["sentences_per_s"])
     print(f"goes on from {part}, begun {found['date']}: remove it to measure all cases anew")
     return found
 
@@ -134,7 +140,7 @@ def earlier(path: Path | None, about: dict[str, Any], threads: int) -> dict[str,
     none: dict[str, Any] = {"cases": []}
     if path is None or not path.is_file():
         return none
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    found = read(path)
     same = [found["machine"][name] == about["machine"][name] for name in ("cpu_family_model", "cpu_flags")]
     same.append(found["threads"] == threads)
     # of packages that are measured; a table names no version of their dependencies
@@ -147,14 +153,15 @@ def earlier(path: Path | None, about: dict[str, Any], threads: int) -> dict[str,
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """The result ``new`` with the cases of ``old`` of other models, in the order of ``old``."""
+    """The result ``new`` with the cases of other models of ``old``, in its order, and with its note beside them."""
     order = list(dict.fromkeys(case["model"] for case in [*old["cases"], *new["cases"]]))
     measured = {case["model"] for case in new["cases"]}
-    cases = [*(case for case in old["cases"] if case["model"] not in measured), *new["cases"]]
+    kept = [case for case in old["cases"] if case["model"] not in measured]
     return {
         **new,
+        **({"note": old["note"]} if kept and "note" in old else {}),
         "inputs": old.get("inputs", {}) | new["inputs"],
-        "cases": sorted(cases, key=lambda case: order.index(case["model"])),
+        "cases": sorted([*kept, *new["cases"]], key=lambda case: order.index(case["model"])),
     }
 
 
@@ -198,8 +205,9 @@ def main() -> None:
                 result["minutes"] = round((time.monotonic() - start) / 60, 1)
                 if options.json:
                     common.write_json(options.json, result, finished=False)
+        result = merged(others, result)
         if options.json:
-            common.write_json(options.json, merged(others, result))
+            common.write_json(options.json, result)
         if options.plot:
             throughput.plot(result["cases"][0], options.plot)
 

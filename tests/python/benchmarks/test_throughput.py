@@ -201,12 +201,12 @@ def test_a_result_of_the_same_processor_keeps_its_other_models(
         return common.report("processor", machine=machine, versions={"openvino": openvino, "torch": torch})
 
     def case(model: str, case: str, rate: int) -> dict[str, Any]:
-        return {"model": model, "case": case, "rate": rate}
+        return {"model": model, "case": case, "rows": [{"sentences_per_s": common.Spread.of([rate])}]}
 
     file = tmp_path / "cpu.json"
     assert processor.earlier(file, about(), 2)["cases"] == []
     old = [case(model, length, 1) for model in ("minilm", "bge") for length in ("short", "256")]
-    common.write_json(file, about() | {"cases": old, "threads": 2})
+    common.write_json(file, about() | {"note": "by hand", "cases": old, "threads": 2})
     for other, threads in ((about(family="23/49"), 2), (about(openvino="3"), 2), (about(), 8)):
         assert processor.earlier(file, other, threads)["cases"] == []
         assert "will be replaced" in capsys.readouterr().out
@@ -215,7 +215,10 @@ def test_a_result_of_the_same_processor_keeps_its_other_models(
     cases = [case(model, length, 2) for model in ("bert", "minilm") for length in ("short", "256")]
     new = about() | {"inputs": {"bert": {}, "minilm": {}}, "cases": cases}
     result = processor.merged(found, new)
+    assert result["note"] == "by hand"
+    assert "note" not in processor.merged(found, new | {"cases": [*cases, *old]})
     assert set(processor.merged(new, new | {"inputs": {"bge": {}}})["inputs"]) == {"bert", "minilm", "bge"}
-    assert [(one["model"], one["case"], one["rate"]) for one in result["cases"]] == [
+    rates = [(one["model"], one["case"], one["rows"][0]["sentences_per_s"].median) for one in result["cases"]]
+    assert rates == [
         (m, c, 1 if m == "bge" else 2) for m in ("minilm", "bge", "bert") for c in ("short", "256")
     ]
