@@ -99,6 +99,19 @@ def test_a_failed_training_is_named_without_a_traceback(
         training.main()
 
 
+@pytest.mark.parametrize(
+    ("models", "names"),
+    [
+        (["runs/a/model", "runs/b/model/", "org/minilm"], ["a/model", "b/model", "minilm"]),
+        (["a/x/model", "b/x/model", "y/model"], ["a/x/model", "b/x/model", "y/model"]),
+        (["a/model", "./a/model"], ["model", "model"]),
+    ],
+)
+def test_models_of_one_name_are_told_apart(models: list[str], names: list[str]) -> None:
+    sts = import_module("sts")
+    assert [sts.name_of(model, models) for model in models] == names
+
+
 def test_help_of_the_sample_corpus_writes_nothing() -> None:
     script = BENCHMARKS.parent / "examples" / "make_corpus.py"
     before = script.with_name("corpus.jsonl").stat().st_mtime_ns
