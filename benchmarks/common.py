@@ -7,6 +7,7 @@ measures.
 import argparse
 import csv
 import gzip
+import hashlib
 import io
 import json
 import math
@@ -35,8 +36,10 @@ __all__ = [
     "alternate",
     "built_in",
     "bytes_saturate",
+    "conversions",
     "cosines",
     "embedkit_isa",
+    "fingerprint",
     "in_process",
     "length_histogram",
     "machine_info",
@@ -117,15 +120,28 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[str]:
                     f"{path}: no column {missing[0]!r}; it has {', '.join(reader.fieldnames or ())}"
                 )
             for row in reader:
-                yield from (row[c] for c in columns)
+                yield from _fields(row, columns, f"{path}:{reader.line_num}")
         elif kind == ".jsonl":
-            for line in file:
-                record = json.loads(line)
-                yield from (record[c] for c in columns)
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                try:
+                    record = json.loads(line)
+                except ValueError as error:
+                    raise SystemExit(f"{path}:{number}: {error}") from None
+                yield from _fields(record, columns, f"{path}:{number}")
         else:
             raise SystemExit(
                 f"{path}: unknown file type; expected .txt, .tsv, .csv or .jsonl, optionally .gz"
             )
+
+
+def _fields(record: Any, columns: Sequence[str], origin: str) -> list[str]:
+    texts = [record.get(c) if isinstance(record, dict) else None for c in columns]
+    for column, text in zip(columns, texts, strict=True):
+        if not isinstance(text, str):
+            raise SystemExit(f"{origin}: no text {column!r}")
+    return texts
 
 
 def records(path: Path) -> Iterator[dict[str, str]]:
@@ -176,6 +192,23 @@ def model_folder(text: str) -> Path:
     if not (Path(text) / "config.json").is_file():
         raise argparse.ArgumentTypeError(f"{text} is not the folder of a model: it has no config.json")
     return Path(text)
+
+
+def fingerprint(folder: Path) -> str:
+    """What tells a model folder from others of its name: 12 digits of a hash of its settings, tokenizer and weights."""
+    digest = hashlib.sha256()
+    for file in sorted(folder.rglob("*")):
+        if file.suffix in (".json", ".txt", ".model", ".safetensors", ".bin"):
+            content = hashlib.sha256(file.read_bytes()).hexdigest()
+            digest.update(f"{file.relative_to(folder)}\0{content}\n".encode())
+    return digest.hexdigest()[:12]
+
+
+def conversions(cache: Path, model: Path) -> Path:
+    """The folder below ``cache`` of all that is made of this very ``model``; it is made if it is not there."""
+    folder = cache / f"converted-{model.name}-{fingerprint(model)}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def add_text_arguments(parser: argparse.ArgumentParser, default_limit: int) -> None:

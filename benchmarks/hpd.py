@@ -95,12 +95,16 @@ def run(options: argparse.Namespace, model: Path, cache: Path, texts: list[str])
         elif shape.name == "MPNet-base" and options.mpnet is not None:
             folder, weights = options.mpnet.resolve(), "real"
         else:
-            folder = shapes.build(shape.spec, tokenizer_of=model, folder=cache)
+            folder = shapes.build(shape.spec, tokenizer_of=model, folder=common.conversions(cache, model))
         cost = shapes.flops_per_token(folder) / reference
         step = 1 if device == "cuda" else max(1, min(round(cost), len(texts) // 64))
         for projected in (False, True):
-            one = shapes.project(folder, DIMENSION, cache) if projected else folder
-            speeds, alone = _speeds(options, keys, one, cache, texts=texts[::step], counts=counts[::step])
+            one = (
+                shapes.project(folder, DIMENSION, common.conversions(cache, folder)) if projected else folder
+            )
+            speeds, alone, failed = _speeds(
+                options, keys, one, cache, texts=texts[::step], counts=counts[::step]
+            )
             precisions = {key: peer_class(key).precision for key in alone}
             if alone:
                 gpu.add_utilization(alone, shapes.flops(one, counts) / sum(counts), peaks, precisions)
@@ -115,6 +119,7 @@ def run(options: argparse.Namespace, model: Path, cache: Path, texts: list[str])
                     "texts": len(texts[::step]),
                     "sentences_per_s": speeds,
                     **({"on_gpu": alone} if alone else {}),
+                    **({"left_out": failed} if failed else {}),
                     "paper_sentences_per_s": shape.paper.get(dimension),
                 }
             )
@@ -137,17 +142,17 @@ def _speeds(
     *,
     texts: list[str],
     counts: list[int],
-) -> tuple[dict[str, common.Spread], dict[str, dict[str, Any]]]:
-    """Sentences/s of each candidate, alternating, and the results of `gpu.measure` (empty on a CPU).
+) -> tuple[dict[str, common.Spread], dict[str, dict[str, Any]], dict[str, str]]:
+    """Sentences/s of each candidate, alternating, the results of `gpu.measure` (empty on a CPU), and failures.
 
-    Candidates that fail are reported and left out.
+    Candidates that fail are reported and left out; the failures are their reasons.
     """
     on_cuda = options.device == "cuda"
     cpus = sorted(os.sched_getaffinity(0))[: options.threads]
-    cache = cache / f"converted-{folder.name}"
-    cache.mkdir(parents=True, exist_ok=True)
+    cache = common.conversions(cache, folder)
     with contextlib.ExitStack() as stack:
         workers, batches = {}, {}
+        failed: dict[str, str] = {}
         for key in keys:
             worker = stack.enter_context(
                 Worker(key, folder, options.threads, cache, cpus, patience=gpu.PATIENCE if on_cuda else None)
@@ -160,19 +165,20 @@ def _speeds(
                 if on_cuda:
                     worker.run(setting.batch)  # captures the CUDA graph
             except PeerFailed as error:
+                failed[key] = error.reason
                 print(f"left out: {error}")
                 continue
             workers[key], batches[key] = worker, setting.batch
         runs: dict[str, Any] = {
             key: (lambda w=worker, b=batches[key]: w.run(b)) for key, worker in workers.items()
         }
-        taken = alternate(runs, options.rounds)
+        taken = alternate(runs, options.rounds, failed)
         alone = {}
         if on_cuda:
             left = {key: workers[key] for key in taken}
             alone = gpu.measure(left, batches, texts, counts, options.rounds)
     speeds = {key: common.Spread.of([len(texts) / s for s in seconds]) for key, seconds in taken.items()}
-    return speeds, alone
+    return speeds, alone, failed
 
 
 def _table(rows: list[dict[str, Any]], keys: list[str]) -> str:

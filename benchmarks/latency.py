@@ -258,8 +258,7 @@ def main() -> None:
     for key, reason in left_out.items():
         print(f"left out: {key}: {reason}")
     with tempfile.TemporaryDirectory(prefix="embedkit-bench-") as scratch:
-        cache = (options.cache or Path(scratch)).resolve() / f"converted-{options.model.name}"
-        cache.mkdir(parents=True, exist_ok=True)
+        cache = common.conversions((options.cache or Path(scratch)).resolve(), options.model)
         chosen = queries(texts, options)
         singles = one_at_a_time(options, keys, chosen, cache)
         own = any(key.startswith("embedkit") for key in singles)

@@ -12,6 +12,7 @@ A finished ``--json`` of the same processor and packages keeps its cases of othe
 """
 
 import argparse
+import hashlib
 import json
 import os
 import sys
@@ -56,7 +57,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--convert", action="store_true", help="only convert the models into --cache")
     parser.add_argument("--json", type=Path, help="write the results here")
     parser.add_argument("--plot", type=Path, help="draw the first case here (.png)")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.models = [model.resolve() for model in options.models]
+    names = [model.name for model in options.models]
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        parser.error(f"--models: two are called {twice[0]}, and the table could not tell them apart")
+    return options
 
 
 def wait_for_quiet(limit: float, patience: float) -> None:
@@ -100,28 +106,41 @@ def convert(options: argparse.Namespace, model: Path, cache: Path) -> None:
         print(f"{model.name}: {key} converted in {time.monotonic() - start:.0f} s", flush=True)
 
 
+def inputs(models: list[Path], texts: list[str]) -> dict[str, dict[str, str]]:
+    """By name of a model: what tells it, and the texts, from others whose files have the same names."""
+    digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()[:12]
+    return {model.name: {"fingerprint": common.fingerprint(model), "texts": digest} for model in models}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A result of this script as it was before it was written."""
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    for row in (row for case in found["cases"] for row in case["rows"]):
+        row["sentences_per_s"] = common.Spread(**row["sentences_per_s"])
+    return found
+
+
 def begun(path: Path | None, about: dict[str, Any]) -> dict[str, Any]:
-    """What a stopped run of the same arguments, machine and versions (``about``) has left; else ``about``, no cases."""
+    """What a stopped run of the same inputs, machine and versions (``about``) has left; else ``about``, no cases."""
     none = {**about, "minutes": 0.0, "cases": []}
     if path is None or not (part := common.part_of(path)).is_file():
         return none
-    found: dict[str, Any] = json.loads(part.read_text(encoding="utf-8"))
+    found = read(part)
     same = [found["machine"] | {"load_before": about["machine"]["load_before"]} == about["machine"]]
-    same += [found[name] == about[name] for name in ("arguments", "versions")]
+    same += [found.get(name) == about[name] for name in ("arguments", "versions", "inputs")]
     if not all(same):
-        print(f"{part} is of another machine, other versions or arguments, and begun anew")
+        print(f"{part} is of another machine, other versions, arguments, models or texts, and begun anew")
         return none
-    for row in (row for case in found["cases"] for row in case["rows"]):
-        row["sentences_per_s"] = common.Spread(**row["sentences_per_s"])
     print(f"goes on from {part}, begun {found['date']}: remove it to measure all cases anew")
     return found
 
 
-def earlier(path: Path | None, about: dict[str, Any], threads: int) -> list[dict[str, Any]]:
-    """The cases of a finished result of the same processor and packages (``about``), on as many threads."""
+def earlier(path: Path | None, about: dict[str, Any], threads: int) -> dict[str, Any]:
+    """A finished result of the same processor and packages (``about``) on as many threads; without cases if none."""
+    none: dict[str, Any] = {"cases": []}
     if path is None or not path.is_file():
-        return []
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return none
+    found = read(path)
     same = [found["machine"][name] == about["machine"][name] for name in ("cpu_family_model", "cpu_flags")]
     same.append(found["threads"] == threads)
     # of packages that are measured; a table names no version of their dependencies
@@ -129,17 +148,21 @@ def earlier(path: Path | None, about: dict[str, Any], threads: int) -> list[dict
     same += [found["versions"].get(name) == about["versions"][name] for name in packages]
     if not all(same):
         print(f"{path} is of another processor, other packages or threads, and will be replaced")
-        return []
-    cases: list[dict[str, Any]] = found["cases"]
-    return cases
+        return none
+    return found
 
 
-def merged(old: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The cases of ``new``, and those of ``old`` of other models, in the order of ``old``."""
-    order = list(dict.fromkeys(case["model"] for case in [*old, *new]))
-    measured = {case["model"] for case in new}
-    cases = [*(case for case in old if case["model"] not in measured), *new]
-    return sorted(cases, key=lambda case: order.index(case["model"]))
+def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The result ``new`` with the cases of other models of ``old``, in its order, and with its note beside them."""
+    order = list(dict.fromkeys(case["model"] for case in [*old["cases"], *new["cases"]]))
+    measured = {case["model"] for case in new["cases"]}
+    kept = [case for case in old["cases"] if case["model"] not in measured]
+    return {
+        **new,
+        **({"note": old["note"]} if kept and "note" in old else {}),
+        "inputs": old.get("inputs", {}) | new["inputs"],
+        "cases": sorted([*kept, *new["cases"]], key=lambda case: order.index(case["model"])),
+    }
 
 
 def main() -> None:
@@ -152,9 +175,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="embedkit-bench-") as scratch:
         cache = options.cache or Path(scratch)
         folders = {}
-        for model in (path.resolve() for path in options.models):
-            folder = folders[model] = cache / f"converted-{model.name}"
-            folder.mkdir(parents=True, exist_ok=True)
+        for model in options.models:
+            folder = folders[model] = common.conversions(cache, model)
             throughput.write_calibration(model, folder, rest)
             if options.convert:
                 convert(options, model, folder)
@@ -163,7 +185,10 @@ def main() -> None:
         wait_for_quiet(options.load, options.patience)
         chosen, _ = choose(options.peers)
         about = common.report(
-            "processor", machine=common.machine_info(), versions=throughput.versions(chosen)
+            "processor",
+            machine=common.machine_info(),
+            versions=throughput.versions(chosen),
+            inputs=inputs(options.models, texts),
         )
         others = earlier(options.json, about, options.threads)
         result = begun(options.json, about)
@@ -180,8 +205,9 @@ def main() -> None:
                 result["minutes"] = round((time.monotonic() - start) / 60, 1)
                 if options.json:
                     common.write_json(options.json, result, finished=False)
+        result = merged(others, result)
         if options.json:
-            common.write_json(options.json, {**result, "cases": merged(others, result["cases"])})
+            common.write_json(options.json, result)
         if options.plot:
             throughput.plot(result["cases"][0], options.plot)
 

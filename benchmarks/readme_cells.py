@@ -42,12 +42,19 @@ def best_batch(rows: Iterable[dict[str, Any]]) -> str:
     return f"its best batch size (from {max(least)} up)" if least else "its best batch size"
 
 
-def not_measured(result: dict[str, Any]) -> str:
-    """The packages of the benchmark that a result of `throughput.measure` has no row of, by reason."""
-    registry = REGISTRY_CUDA if result["benchmark"] == "throughput-cuda" else REGISTRY
+def not_measured(*results: dict[str, Any]) -> str:
+    """The packages that some ``results`` of `throughput.measure` have no row of, by reason; which, if not all."""
+    registry = REGISTRY_CUDA if results[0]["benchmark"] == "throughput-cuda" else REGISTRY
     reasons: dict[str, list[str]] = {}
-    for key in registry.keys() - {row["peer"] for row in result["rows"]}:
-        reasons.setdefault(result["left_out"].get(key, "not measured"), []).append(peer_class(key).name)
+    for key in registry:
+        missing: dict[str, list[str]] = {}
+        for one in results:
+            if all(row["peer"] != key for row in one["rows"]):
+                case = f"{one['model']}, {one['texts']['mean']:.0f} tokens"
+                missing.setdefault(one["left_out"].get(key, "not measured"), []).append(case)
+        for reason, cases in missing.items():
+            where = "" if len(cases) == len(results) else f" ({', and '.join(cases)})"
+            reasons.setdefault(reason, []).append(peer_class(key).name + where)
     lines = [
         f"{reason[0].upper()}{reason[1:]}: {'; '.join(sorted(names))}.\n" for reason, names in reasons.items()
     ]

@@ -47,7 +47,7 @@ def processor(result: dict[str, Any]) -> str:
     return (
         f"Sentences per second, tokenization included; {result['threads']} threads, median of at least "
         f"{min(case['rounds'] for case in cases)} alternating runs,\n{best} {machine(result)}.\n"
-        f"{note(result)}{not_measured(cases[0])}{kept}\n"
+        f"{note(result)}{not_measured(*cases)}{kept}\n"
         f"{common.table(headers, rows)}"
     )
 

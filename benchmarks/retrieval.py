@@ -332,11 +332,9 @@ def judged(
     documents, queries = vectors
     import faiss
 
-    # two abstracts are blank, and an index refuses blank texts
-    texts = [text or " " for text in collection.stored]
     with (
         tempfile.TemporaryDirectory(dir=options.work) as folder,
-        build(Path(folder), texts, encoder, documents, factory="Flat") as index,
+        build(Path(folder), collection.stored, encoder, documents, factory="Flat") as index,
     ):
         ours = index.search_vectors(queries, 100)[1]
     raw = faiss.IndexFlatIP(documents.shape[1])

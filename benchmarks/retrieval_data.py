@@ -139,14 +139,21 @@ def question_pairs(pairs: Iterator[tuple[str, str, bool]], stored: int) -> Colle
 
 
 def cranfield(data: Path) -> Collection:
-    """Cranfield: abstracts, queries, and judgments above 0 as gains. Queries without any are left out."""
+    """Cranfield: abstracts, queries, and judgments above 0 as gains. Queries without any are left out.
+
+    An index leaves out blank texts. Two abstracts are blank: they get the rows after those that are stored, so that one
+    which is relevant counts as not found.
+    """
     judged = read_judged(data / "retrieval")["cranfield"]
+    order = sorted(range(len(judged.texts)), key=lambda row: not judged.texts[row].strip())
+    stored = [text for text in judged.texts if text.strip()]
+    row_of = {row: number for number, row in enumerate(order)}
     return Collection(
-        stored=judged.texts,
+        stored=stored,
         queries=judged.queries,
-        positives=judged.gains,
+        positives=[{row_of[row]: gain for row, gain in gains.items()} for gains in judged.gains],
         own_row=np.full(len(judged.queries), -1, np.int64),
-        notes={"stored": len(judged.texts), "queries": len(judged.queries)},
+        notes={"stored": len(stored), "queries": len(judged.queries)},
     )
 
 

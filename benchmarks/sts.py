@@ -103,6 +103,15 @@ def load(folder: Path, precision: str, options: argparse.Namespace) -> Any:
     return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
 
 
+def name_of(model: str, models: Sequence[str]) -> str:
+    """The shortest end of a model's path that is the end of no other one of ``models``."""
+    own, *others = (Path(os.path.abspath(one)).parts for one in (model, *models))
+    ends = (own[-count:] for count in range(1, len(own) + 1))
+    return str(
+        Path(*next(end for end in ends if all(one[-len(end) :] != end or one == own for one in others)))
+    )
+
+
 def measure(model: str, precision: str, options: argparse.Namespace) -> dict[str, Any]:
     """The result row of one model in one precision."""
     from embedkit.training import evaluate
@@ -114,7 +123,7 @@ def measure(model: str, precision: str, options: argparse.Namespace) -> dict[str
     timed = Timed(encoder)
     result = evaluate.sts(timed, options.data)
     row: dict[str, Any] = {
-        "model": Path(os.path.abspath(model)).name,
+        "model": name_of(model, options.models),
         "backend": options.backend,
         "precision": encoder.describe()["precision"] if options.backend == "embedkit" else "fp32",
         **size(folder),

@@ -231,7 +231,7 @@ def measure(
                         cosines[key] = gpu.cosines(worker.vectors(), truth)
                         keep(result())
                 except PeerFailed as error:
-                    left_out[key] = str(error).strip().splitlines()[-1]
+                    left_out[key] = error.reason
                     print(f"left out: {error}")
                     continue
                 workers[key] = worker
@@ -240,9 +240,8 @@ def measure(
             if not workers:
                 continue
             runs = {key: (lambda w=w, b=best[key][0].batch: w.run(b)) for key, w in workers.items()}
-            timed = alternate(runs, options.rounds)
+            timed = alternate(runs, options.rounds, left_out)
             for key in workers.keys() - timed.keys():
-                left_out[key] = "failed while it was measured"
                 seconds.pop(key, None)
             workers = {key: workers[key] for key in timed}
             seconds |= timed
@@ -428,7 +427,8 @@ def main() -> None:
             hpd.run(options, model, cache, texts)
             return
         if options.shape:
-            model = shapes.build(options.shape, tokenizer_of=model, folder=cache)
+            made = common.conversions(cache, model)
+            model = shapes.build(options.shape, tokenizer_of=model, folder=made)
         if options.profile:
             found = stages.run(options, model, texts)
             print(stages.show(found))
@@ -437,8 +437,7 @@ def main() -> None:
             if options.plot:
                 stages.plot(found, options.plot)
             return
-        converted = cache / f"converted-{model.name}"
-        converted.mkdir(parents=True, exist_ok=True)
+        converted = common.conversions(cache, model)
         write_calibration(model, converted, rest)
         result = measure(options, model, converted, texts)
     print(show(result))

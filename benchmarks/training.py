@@ -62,28 +62,33 @@ def main() -> int:
     options = parser.parse_args()
     if options.workers < 1:
         parser.error(f"--workers must be 1 or more, not {options.workers}")
+    if options.data is not None and not options.data.is_dir():
+        parser.error(f"--data {options.data} is not a folder")
     machine = machine_info()
     chosen = {name: tables.load_table(known[name]) for name in options.table}
     every = [spec for table in chosen.values() for spec in tables.specs(table, options.work)]
     only = set(options.only or [])
     if unknown := only - {spec.key for spec in every} - {spec.folder for spec in every}:
         parser.error(f"--only: no such run: {', '.join(sorted(unknown))}")
-    for name, table in chosen.items():
-        work = options.work / name
-        path = (options.results or TRAINING_RESULTS) / f"{name}.json"
-        held = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"runs": {}}
-        if not options.collect:
-            tables.measure(
-                table,
-                work,
-                held["runs"],
-                data_root=options.data,
-                workers=options.workers,
-                report=lambda line: print(line, file=sys.stderr, flush=True),
-                only=lambda spec: not only or bool({spec.key, spec.folder} & only),
-                finished=partial(write, table, work, held, path, machine),
-            )
-        print(tables.markdown(write(table, work, held, path, machine)), end="\n\n")
+    try:
+        for name, table in chosen.items():
+            work = options.work / name
+            path = (options.results or TRAINING_RESULTS) / f"{name}.json"
+            held = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"runs": {}}
+            if not options.collect:
+                tables.measure(
+                    table,
+                    work,
+                    held["runs"],
+                    data_root=options.data,
+                    workers=options.workers,
+                    report=lambda line: print(line, file=sys.stderr, flush=True),
+                    only=lambda spec: not only or bool({spec.key, spec.folder} & only),
+                    finished=partial(write, table, work, held, path, machine),
+                )
+            print(tables.markdown(write(table, work, held, path, machine)), end="\n\n")
+    except (RuntimeError, ValueError, FileNotFoundError) as error:
+        raise SystemExit(str(error)) from None
     return 0
 
 

@@ -226,8 +226,10 @@ def measure(
 
     Raises:
         RuntimeError: a training failed; names its log. Others that were running are stopped.
+        ValueError: a finished training is of other settings; found before one is started.
     """
     work.mkdir(parents=True, exist_ok=True)
+    collect(table, work, known)
     waiting = _missing(table, work, known, only)
     for name, command in table.prepare.items() if waiting else ():
         if not (work / name).is_dir():

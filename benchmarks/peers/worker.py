@@ -32,6 +32,11 @@ PR_SET_PDEATHSIG = 1  # from Linux' prctl.h
 class PeerFailed(RuntimeError):
     """The peer raised; the message holds the worker's traceback."""
 
+    @property
+    def reason(self) -> str:
+        """The last line of the message."""
+        return str(self).strip().splitlines()[-1].strip()
+
 
 class Worker:
     """The parent's end: each method waits for the worker's answer."""
@@ -60,16 +65,23 @@ class Worker:
         """
         self.key = key
         self._patience = patience
+        self._given = (model, threads, cache)
+        self._cpus = cpus
+        self._isa = isa
+        self._start()
+
+    def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         before = dict(os.environ)
+        threads = str(self._given[1])
         # The packages read these when they are imported, so they must be set when the process starts.
-        os.environ.update({"OMP_NUM_THREADS": str(threads), "RAYON_NUM_THREADS": str(threads)})
+        os.environ.update({"OMP_NUM_THREADS": threads, "RAYON_NUM_THREADS": threads})
         os.environ.update({"TOKENIZERS_PARALLELISM": "true", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"})
-        os.environ.update(peer_class(key).isa_environment[isa] if isa else {})
+        os.environ.update(peer_class(self.key).isa_environment[self._isa] if self._isa else {})
         try:
             self._process = context.Process(
-                target=_serve, args=(theirs, key, (model, threads, cache), cpus), daemon=True
+                target=_serve, args=(theirs, self.key, self._given, self._cpus), daemon=True
             )
             self._process.start()
         finally:
@@ -86,7 +98,10 @@ class Worker:
         return self._call("settings")
 
     def load(self, streams: int) -> float:
-        """Load the model; return the seconds it took."""
+        """Load the model, in a new process if the last one has ended; return the seconds it took."""
+        if not self._process.is_alive():
+            self._pipe.close()
+            self._start()
         return self._call("load", streams)
 
     def texts(self, texts: list[str]) -> None:
@@ -120,10 +135,11 @@ class Worker:
             os.kill(pid, signal.SIGCONT)
             self._pipe.send((method, arguments))
             if self._patience is not None and not self._pipe.poll(self._patience):
-                self._process.kill()
+                self._end()
                 raise PeerFailed(f"{self.key}: {method} took more than {self._patience:g} s")
             failed, answer = self._pipe.recv()
         except (EOFError, OSError):
+            self._end()
             raise PeerFailed(f"{self.key}: the process ended") from None
         if failed:
             raise PeerFailed(f"{self.key}: {answer}")
@@ -136,6 +152,9 @@ class Worker:
         if self._process.is_alive():
             os.kill(self._process.pid or 0, signal.SIGCONT)
             self._process.join(5)
+        self._end()
+
+    def _end(self) -> None:
         self._process.kill()
         self._process.join()
 
@@ -148,22 +167,27 @@ class Worker:
         self.close()
 
 
-def alternate(runs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """`common.alternate`, but a candidate that fails is reported and left out, and the others continue."""
-    failed = set()
+def alternate(
+    runs: Mapping[str, Callable[[], float]], rounds: int, left_out: dict[str, str] | None = None
+) -> dict[str, list[float]]:
+    """`common.alternate`, but a candidate that fails is reported and left out, and the others continue.
+
+    The reason is added to ``left_out``.
+    """
+    left_out = {} if left_out is None else left_out
 
     def guarded(key: str) -> float:
-        if key in failed:
+        if key in left_out:
             return math.nan
         try:
             return runs[key]()
         except PeerFailed as error:
-            failed.add(key)
-            print(f"left out: {key}: {str(error).strip().splitlines()[-1].strip()}", flush=True)
+            left_out[key] = error.reason
+            print(f"left out: {key}: {error.reason}", flush=True)
             return math.nan
 
     taken = common.alternate({key: (lambda k=key: guarded(k)) for key in runs}, rounds)
-    return {key: seconds for key, seconds in taken.items() if key not in failed}
+    return {key: seconds for key, seconds in taken.items() if key not in left_out}
 
 
 def best_setting(
@@ -173,7 +197,11 @@ def best_setting(
 
     Every setting runs once, and those close to the fastest three times more, alternating so that a slow spell of the
     machine does not decide. The best run of each counts. Of the sizes that hold all texts, only the smallest is tried,
-    and several streams only with batches of which each stream gets two.
+    and several streams only with batches of which each stream gets two. Settings that fail, say for lack of memory, are
+    reported and left out.
+
+    Raises:
+        PeerFailed: no setting works.
     """
     whole = min(
         (s.batch for s in settings if s.batch is not None and s.batch >= len(texts)), default=math.inf
@@ -186,19 +214,40 @@ def best_setting(
     if len(settings) == 1:
         worker.load(settings[0].streams)
         return settings[0], {}
-    worker.texts(texts)
     seconds: dict[Setting, float] = {}
+    failed: dict[Setting, PeerFailed] = {}
+    loaded = 0
+
+    def guarded(setting: Setting) -> float:
+        nonlocal loaded
+        if setting in failed:
+            return math.inf
+        try:
+            if loaded != setting.streams:
+                loaded = 0
+                worker.load(setting.streams)
+                worker.texts(texts)
+                loaded = setting.streams
+            return worker.run(setting.batch)
+        except PeerFailed as error:
+            without = [setting] if loaded else [s for s in settings if s.streams == setting.streams]
+            failed.update(dict.fromkeys(without, error))
+            print(f"{worker.key}: no batch {', '.join(map(str, without))}: {error.reason}", flush=True)
+            loaded = 0
+            return math.inf
 
     def attempt(which: list[Setting], rounds: int) -> None:
         for streams in sorted({s.streams for s in which}):
-            worker.load(streams)
-            runs = {s: (lambda s=s: worker.run(s.batch)) for s in which if s.streams == streams}
+            runs = {s: (lambda s=s: guarded(s)) for s in which if s.streams == streams}
             for setting, taken in common.alternate(runs, rounds).items():
                 seconds[setting] = min(*taken, seconds.get(setting, math.inf))
 
     attempt(settings, 1)
     close = [s for s in settings if seconds[s] < 1.5 * min(seconds.values())]
     attempt(close, 3)
+    seconds = {s: taken for s, taken in seconds.items() if s not in failed}
+    if not seconds:
+        raise next(iter(failed.values()))
     best = min(seconds, key=lambda s: seconds[s])
     worker.load(best.streams)
     return best, {str(s): round(len(texts) / t, 1) for s, t in seconds.items()}

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ...files import expanded
 from ..data.files import named_rows
 
 __all__ = ["DATA_VARIABLE", "Data", "Row", "data_folder", "read_table"]
@@ -65,7 +66,7 @@ def data_folder(data: Data = None) -> Path:
     given = data if data is not None else os.environ.get(DATA_VARIABLE)
     if not given:
         raise ValueError(f"no evaluation data: give data= (--data) or set {DATA_VARIABLE} to {_EXPECTED}")
-    folder = Path(given)
+    folder = expanded(given)
     if not folder.is_dir():
         origin = "the data folder" if data is not None else DATA_VARIABLE
         raise FileNotFoundError(f"{origin} {os.fspath(given)!r} is not a folder; give {_EXPECTED}")

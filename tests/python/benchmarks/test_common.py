@@ -42,6 +42,30 @@ def test_a_missing_column_is_named_with_the_available_ones(modules: Modules, tmp
         common.read_texts([tmp_path / "a.csv"])
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.tsv", "id\ttext\n1\tone\n\n2\n", "a.tsv:4: no text 'text'"),
+        ("a.jsonl", '{"text": "one"}\n\n{"body": "two"}\n', "a.jsonl:3: no text 'text'"),
+        ("a.jsonl", '{"text": "one"}\n{"text": "tw', "a.jsonl:2: Unterminated string"),
+        ("a.jsonl", '["one"]\n', "a.jsonl:1: no text 'text'"),
+    ],
+)
+def test_a_line_without_a_text_is_named(
+    modules: Modules, name: str, content: str, message: str, tmp_path: Path
+) -> None:
+    common, *_ = modules
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(SystemExit, match=message):
+        common.read_texts([tmp_path / name])
+
+
+def test_blank_lines_are_no_texts(modules: Modules, tmp_path: Path) -> None:
+    common, *_ = modules
+    (tmp_path / "a.jsonl").write_text('\n{"text": "one"}\n  \n', encoding="utf-8")
+    assert common.read_texts([tmp_path / "a.jsonl"]) == ["one"]
+
+
 @pytest.mark.parametrize("percent", [1, 50, 95, 99, 100])
 def test_percentile_is_nearest_rank(modules: Modules, percent: float) -> None:
     common, *_ = modules
@@ -115,6 +139,19 @@ def test_a_peer_refuses_a_pooling_that_it_does_not_know(modules: Modules, tmp_pa
     assert base.pooling(tmp_path, "mean", "cls", "lasttoken") == "lasttoken"
     with pytest.raises(ValueError, match="knows only mean or cls pooling"):
         base.pooling(tmp_path, "mean", "cls")
+
+
+def test_conversions_of_models_of_one_name_are_kept_apart(modules: Modules, tmp_path: Path) -> None:
+    common, shapes, _ = modules
+    config = {"vocab_size": 30, "max_position_embeddings": 16, "type_vocab_size": 2, "layer_norm_eps": 1e-12}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = []
+    for heads, inner in ((2, 16), (4, 16), (2, 32), (2, 16)):
+        shape = f"layers=2,hidden=8,heads={heads},intermediate={inner},pooling=mean"
+        folder = shapes.build(shape, tokenizer_of=tmp_path, folder=tmp_path)
+        found.append(common.conversions(tmp_path / "cache", folder))
+    assert len(set(found)) == 3 and found[0] == found[3]
+    assert found[0].is_dir()
 
 
 def test_a_shape_that_lacks_a_part_is_refused(modules: Modules, tmp_path: Path) -> None:

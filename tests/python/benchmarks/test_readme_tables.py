@@ -34,6 +34,21 @@ def test_a_package_without_a_row_is_named_with_the_reason() -> None:
     assert "ot measured" not in readme.processor(result_of("cpu-zen5"))
 
 
+def test_a_package_that_failed_on_some_models_is_named_with_them() -> None:
+    import readme
+
+    result = result_of("cpu-zen5")
+    for case in result["cases"][2:4]:
+        case["rows"] = [row for row in case["rows"] if row["peer"] != "llama.cpp-int8"]
+        case["left_out"] = {"llama.cpp-int8": "ValueError: only mean pooling"}
+    for case in result["cases"]:
+        case["rows"] = [row for row in case["rows"] if row["peer"] != "openvino-bf16"]
+    text = readme.processor(result)
+    assert "\nNot measured: openvino bf16.\n" in text
+    where = "bge-small-en-v1.5, 16 tokens, and bge-small-en-v1.5, 256 tokens"
+    assert f"\nValueError: only mean pooling: llama.cpp int8 ({where}).\n" in text
+
+
 def test_speeds_are_labeled_with_their_own_machine_and_stand_beside_no_other() -> None:
     import readme
 

@@ -1,5 +1,6 @@
 """The protocol of `benchmarks/retrieval.py`: queries, stored questions, and metrics."""
 
+import argparse
 import gzip
 from pathlib import Path
 from types import ModuleType
@@ -69,6 +70,43 @@ def test_pairs_are_read_with_the_quoting_of_their_file(modules: Modules, tmp_pat
     (tmp_path / "label.tsv").write_text("text1\ttext2\tlabel\na\tb\tyes\n", encoding="utf-8")
     with pytest.raises(SystemExit, match="row 2: the label is 'yes'"):
         list(data.read_pairs(tmp_path / "label.tsv"))
+
+
+def test_a_blank_abstract_moves_no_row_and_counts_as_not_found(modules: Modules, tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    from embedkit import Encoder
+
+    retrieval, data = modules
+    tables = {
+        "docs": [
+            "dataset\tdoc_id\ttitle\ttext",
+            *(f"cranfield\t{n}\t\t{t}" for n, t in enumerate(["", "a", "", "b"])),
+        ],
+        "queries": ["dataset\tquery_id\ttext", "cranfield\tq\ta", "cranfield\tr\tb"],
+        "qrels": [
+            "dataset\tquery_id\tdoc_id\trel",
+            "cranfield\tq\t1\t1",
+            "cranfield\tr\t3\t1",
+            "cranfield\tr\t2\t1",
+        ],
+    }
+    (tmp_path / "retrieval").mkdir()
+    for name, lines in tables.items():
+        with gzip.open(tmp_path / "retrieval" / f"{name}.tsv.gz", "wt", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
+    collection = data.cranfield(tmp_path)
+    assert collection.stored == ["a", "b"]
+    vectors = np.eye(2, Encoder(device="cpu").get_embedding_dimension(), dtype=np.float32)
+    options = argparse.Namespace(work=tmp_path)
+    result = retrieval.judged(
+        "model", collection, (vectors, vectors), Encoder(device="cpu", threads=1), options
+    )
+    assert result["embedkit"] == result["faiss"]
+    # the second query finds one of its two relevant abstracts
+    assert result["embedkit"] == {
+        "ndcg_at_10": pytest.approx((1 + 1 / (1 + 1 / np.log2(3))) / 2, abs=1e-4),
+        "recall_at_100": 0.75,
+    }
 
 
 class Counting:

@@ -58,7 +58,9 @@ def test_auto_index_runs(tmp_path: Path) -> None:
         ("concurrency.py --model /none", "/none is not the folder of a model"),
         ("serve.py --model /none", "/none is not the folder of a model"),
         ("static.py --model MODEL", "is not a folder of Model2Vec"),
+        ("training.py sbert --data /none --work OUT --results OUT", "--data /none is not a folder"),
         ("training_plan.py --data OUT", "no such file. Relative paths start at the folder of --data"),
+        ("processor.py --models MODEL MODEL", "--models: two are called"),
         ("latency.py --model /none", "/none is not the folder of a model"),
         ("hybrid.py --data /none", "there is no file /none/retrieval/docs.tsv.gz"),
         ("sync.py --files 5 --changed 10", "there are only 5 files"),
@@ -80,6 +82,34 @@ def test_a_wrong_argument_is_named(
     with pytest.raises(SystemExit) as stopped:
         import_module(script.removesuffix(".py")).main()
     assert said in f"{stopped.value} {capsys.readouterr().err}"
+
+
+def test_a_failed_training_is_named_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = import_module("training")
+
+    def measure(*_: object, **__: object) -> None:
+        raise RuntimeError("plain-1 failed; its log ends with: no such file")
+
+    monkeypatch.setattr(training.tables, "measure", measure)
+    command = ["training.py", "sbert", "--work", str(tmp_path), "--results", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit, match="plain-1 failed"):
+        training.main()
+
+
+@pytest.mark.parametrize(
+    ("models", "names"),
+    [
+        (["runs/a/model", "runs/b/model/", "org/minilm"], ["a/model", "b/model", "minilm"]),
+        (["a/x/model", "b/x/model", "y/model"], ["a/x/model", "b/x/model", "y/model"]),
+        (["a/model", "./a/model"], ["model", "model"]),
+    ],
+)
+def test_models_of_one_name_are_told_apart(models: list[str], names: list[str]) -> None:
+    sts = import_module("sts")
+    assert [sts.name_of(model, models) for model in models] == names
 
 
 def test_help_of_the_sample_corpus_writes_nothing() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,96 @@ def test_every_stream_gets_two_batches(texts: int, streams: set[tuple[int, int]]
     assert worker.streams == best.streams
 
 
+def test_settings_that_fail_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    from peers.base import Setting
+    from peers.worker import PeerFailed, best_setting
+
+    class Peer(_Worker):
+        key = "peer"
+
+        def load(self, streams: int) -> None:
+            if streams == 2:
+                raise PeerFailed("peer: Traceback\nMemoryError: two models")
+            super().load(streams)
+
+        def run(self, batch: int) -> float:
+            if batch >= 8:
+                raise PeerFailed("peer: Traceback\nMemoryError: large")
+            return super().run(batch)
+
+    settings = [Setting(batch, streams) for streams in (1, 2) for batch in (4, 2, 8)]
+    best, tried = best_setting(Peer(), ["text"] * 32, settings)
+    assert best == Setting(4) and list(tried) == ["4", "2"]
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [
+        "peer: no batch 8: MemoryError: large",
+        "peer: no batch 4x2, 2x2, 8x2: MemoryError: two models",
+    ]
+    with pytest.raises(PeerFailed, match="two models"):
+        best_setting(Peer(), ["text"] * 32, settings[3:])
+
+
+def test_a_worker_whose_process_ended_loads_in_another(tmp_path: Path) -> None:
+    from peers.worker import PeerFailed, Worker
+
+    with Worker("embedkit-int8", None, 1, tmp_path, sorted(os.sched_getaffinity(0))) as worker:
+        worker.load(1)
+        worker.texts(["text"])
+        worker._process.kill()
+        with pytest.raises(PeerFailed, match="the process ended"):
+            worker.run(None)
+        worker.load(1)
+        worker.texts(["text"])
+        assert worker.run(None) > 0
+
+
+def test_a_package_that_fails_is_left_out_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import hpd
+    from peers.base import Setting
+    from peers.worker import PeerFailed
+
+    class Worker:
+        def __init__(self, key: str, *_: object, **__: object) -> None:
+            self.key, self.runs = key, 0
+
+        def __enter__(self) -> Worker:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def convert(self) -> None:
+            if self.key == "openvino-fp32":
+                raise PeerFailed("openvino-fp32: Traceback\nValueError: another pooling")
+
+        def settings(self) -> list[Setting]:
+            return [Setting(8)]
+
+        def load(self, streams: int) -> None:
+            pass
+
+        def texts(self, texts: list[str]) -> None:
+            pass
+
+        def run(self, batch: int) -> float:
+            self.runs += 1
+            if self.key == "onnxruntime-fp32" and self.runs == 3:
+                raise PeerFailed("onnxruntime-fp32: Traceback\nMemoryError: all is full")
+            return 1.0
+
+    monkeypatch.setattr(hpd, "Worker", Worker)
+    options = argparse.Namespace(device="cpu", threads=1, rounds=3)
+    keys = ["embedkit-fp32", "onnxruntime-fp32", "openvino-fp32"]
+    speeds, _, left_out = hpd._speeds(options, keys, tmp_path, tmp_path, texts=["one", "two"], counts=[3, 3])
+    assert {key: speed.median for key, speed in speeds.items()} == {"embedkit-fp32": 2.0}
+    assert left_out == {
+        "openvino-fp32": "ValueError: another pooling",
+        "onnxruntime-fp32": "MemoryError: all is full",
+    }
+
+
 def test_a_large_model_gets_enough_texts_for_all_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,7 +160,8 @@ def test_a_stopped_run_goes_on_where_nothing_has_changed(
 
     def about(**changes: Any) -> dict[str, Any]:
         machine = {"cpu": "one", "load_before": [changes.pop("load", 0.1)]}
-        return common.report("processor", machine=machine, versions={"torch": "2"}) | changes
+        inputs = {"minilm": {"fingerprint": "1", "texts": "2"}}
+        return common.report("processor", machine=machine, versions={"torch": "2"}, inputs=inputs) | changes
 
     file, rows = tmp_path / "cpu.json", [{"sentences_per_s": common.Spread.of([1.0, 2.0])}]
     cases = [{"model": "minilm", "case": "short", "rows": rows}]
@@ -76,9 +169,25 @@ def test_a_stopped_run_goes_on_where_nothing_has_changed(
     common.write_json(file, about(cases=cases, minutes=3.5), finished=False)
     assert processor.begun(file, about(load=0.2))["cases"] == cases
     assert "goes on from" in capsys.readouterr().out
-    for changed in ({"versions": {"torch": "3"}}, {"machine": {"cpu": "two", "load_before": [0.1]}}):
+    for changed in (
+        {"versions": {"torch": "3"}},
+        {"machine": {"cpu": "two", "load_before": [0.1]}},
+        {"inputs": {"minilm": {"fingerprint": "3", "texts": "2"}}},
+    ):
         assert processor.begun(file, about(**changed))["cases"] == []
         assert "begun anew" in capsys.readouterr().out
+
+
+def test_models_and_texts_are_known_by_their_content(tmp_path: Path) -> None:
+    import processor
+
+    folders = [tmp_path / parent / "model" for parent in ("a", "b")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps({"of": folder.parent.name}))
+    found = [processor.inputs([folder], texts) for folder in folders for texts in (["one"], ["two"])]
+    assert all(one != other for i, one in enumerate(found) for other in found[:i])
+    assert processor.inputs(folders[:1], ["one"]) == found[0]
 
 
 def test_a_result_of_the_same_processor_keeps_its_other_models(
@@ -92,19 +201,24 @@ def test_a_result_of_the_same_processor_keeps_its_other_models(
         return common.report("processor", machine=machine, versions={"openvino": openvino, "torch": torch})
 
     def case(model: str, case: str, rate: int) -> dict[str, Any]:
-        return {"model": model, "case": case, "rate": rate}
+        return {"model": model, "case": case, "rows": [{"sentences_per_s": common.Spread.of([rate])}]}
 
     file = tmp_path / "cpu.json"
-    assert processor.earlier(file, about(), 2) == []
+    assert processor.earlier(file, about(), 2)["cases"] == []
     old = [case(model, length, 1) for model in ("minilm", "bge") for length in ("short", "256")]
-    common.write_json(file, about() | {"cases": old, "threads": 2})
+    common.write_json(file, about() | {"note": "by hand", "cases": old, "threads": 2})
     for other, threads in ((about(family="23/49"), 2), (about(openvino="3"), 2), (about(), 8)):
-        assert processor.earlier(file, other, threads) == []
+        assert processor.earlier(file, other, threads)["cases"] == []
         assert "will be replaced" in capsys.readouterr().out
-    found = processor.earlier(file, about(torch="3"), 2)
-    assert found == old
-    new = [case(model, length, 2) for model in ("bert", "minilm") for length in ("short", "256")]
-    rates = [(one["model"], one["case"], one["rate"]) for one in processor.merged(found, new)]
+    found = processor.earlier(file, about(torch="3"), 2)  # a result from before inputs were kept
+    assert found["cases"] == old
+    cases = [case(model, length, 2) for model in ("bert", "minilm") for length in ("short", "256")]
+    new = about() | {"inputs": {"bert": {}, "minilm": {}}, "cases": cases}
+    result = processor.merged(found, new)
+    assert result["note"] == "by hand"
+    assert "note" not in processor.merged(found, new | {"cases": [*cases, *old]})
+    assert set(processor.merged(new, new | {"inputs": {"bge": {}}})["inputs"]) == {"bert", "minilm", "bge"}
+    rates = [(one["model"], one["case"], one["rows"][0]["sentences_per_s"].median) for one in result["cases"]]
     assert rates == [
         (m, c, 1 if m == "bge" else 2) for m in ("minilm", "bge", "bert") for c in ("short", "256")
     ]

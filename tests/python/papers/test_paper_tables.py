@@ -251,6 +251,17 @@ def test_a_finished_run_with_other_settings_is_not_used(tmp_path: Path) -> None:
         collect(scored, tmp_path, {})
 
 
+def test_a_finished_run_with_other_settings_is_found_before_a_training_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = load_table(write(tmp_path / "table.yaml"))
+    finish(tmp_path, specs(table, tmp_path)[1], 60.0)
+    other = load_table(write(tmp_path / "table.yaml", set=["training.max_steps=3"]))
+    monkeypatch.setattr(module, "_start", lambda *_: pytest.fail("a training was started"))
+    with pytest.raises(ValueError, match="plain-1 contains a run with other settings"):
+        measure(other, tmp_path, {}, data_root=None, workers=2, report=lambda _line: None)
+
+
 def test_curves(tmp_path: Path) -> None:
     """Mean and deviation over the seeds that were scored at the same steps; rows without a curve are left out."""
     table = load_table(write(tmp_path / "table.yaml", curve="stsb_dev"))

@@ -234,6 +234,11 @@ def test_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         evaluate.data_folder(tmp_path / "nothing")
     with pytest.raises(FileNotFoundError, match=r"sts_en\.tsv\.gz: no such file"):
         evaluate.sts(Angles(), tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "data").mkdir()
+    assert evaluate.data_folder("~/data") == tmp_path / "data"
+    monkeypatch.setenv(evaluate.DATA_VARIABLE, "~/data")
+    assert evaluate.data_folder() == tmp_path / "data"
 
 
 @pytest.mark.parametrize(
