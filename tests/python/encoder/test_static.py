@@ -170,6 +170,7 @@ def test_static_old_model2vec_without_modules(tokenizer: Path, tmp_path: Path) -
     assert np.linalg.norm(Encoder(folder).encode(TEXTS[0])) != pytest.approx(1)
 
 
+@pytest.mark.filterwarnings("ignore:the first of the texts is in a script")
 def test_static_windows_have_the_mean_of_the_whole(tokenizer: Path, tmp_path: Path) -> None:
     """Model2Vec leaves unknown tokens out of the mean: a window weighs as many tokens as it has others."""
     folder = write(tmp_path / "m", tokenizer, **cases()["plain"])
