@@ -95,7 +95,7 @@ class SentenceModel(LoadedModel[Engine]):
             max_length=length,
             overflow=self._on_overflow,
             truncation_side=tokenizer.truncation_side,
-            pool_skip=engine.prompt_tokens(prompt, length),
+            pool_skip=engine.prompt_tokens(prompt),
             unknown_id=-1 if tokenizer.unknown_id is None else tokenizer.unknown_id,
             truncate_dim=0 if width == dimension else width,
             normalize=bool(normalize),

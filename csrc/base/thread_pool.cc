@@ -32,7 +32,7 @@ constexpr int kIdleSpins = 8192;
 // With more workers than processors, some always wait for one that is not running: spinning is useless then.
 Barrier::Barrier(int workers) : workers_(workers), spins_(workers <= cpus() ? kSpins : 0) {}
 
-void Barrier::wait() {
+void Barrier::wait(bool counted) {
   const unsigned generation = generation_.load(std::memory_order_acquire);
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == workers_) {
     arrived_.store(0, std::memory_order_relaxed);
@@ -47,7 +47,7 @@ void Barrier::wait() {
   const auto begin = std::chrono::steady_clock::now();
   while (generation_.load(std::memory_order_acquire) == generation) std::this_thread::yield();
   const std::chrono::nanoseconds waited = std::chrono::steady_clock::now() - begin;
-  waited_.fetch_add(waited.count(), std::memory_order_relaxed);
+  if (counted) waited_.fetch_add(waited.count(), std::memory_order_relaxed);
 }
 
 namespace {

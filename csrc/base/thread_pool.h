@@ -23,8 +23,9 @@ namespace embedkit {
 class Barrier {
  public:
   explicit Barrier(int workers);
-  void wait();
-  /// How long workers waited, all together, beyond the spinning: for one that was not running.
+  void wait(bool counted = true);
+  /// How long workers waited, all together, beyond the spinning, where it is counted: for one that was not
+  /// running.
   std::chrono::nanoseconds waited() const {
     return std::chrono::nanoseconds(waited_.load(std::memory_order_relaxed));
   }
@@ -57,8 +58,8 @@ struct Worker {
     const auto i = static_cast<size_t>(index), n = static_cast<size_t>(count);
     return {items * i / n, items * (i + 1) / n};
   }
-  void sync() const {
-    if (count > 1) barrier->wait();
+  void sync(bool counted = true) const {
+    if (count > 1) barrier->wait(counted);
   }
 };
 

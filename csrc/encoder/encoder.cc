@@ -452,6 +452,12 @@ bool Encoder::forward(const PackedBatch& batch, Workspace& w, const Worker& work
   return true;
 }
 
+size_t Encoder::pooled_tokens(const PackedBatch& batch, size_t s) const {
+  const size_t length = batch.length(s);
+  if (static_) return static_->counted({batch.ids.data() + batch.cu_seqlens[s], length});
+  return length - std::min(length, batch.pool_skip[s]);
+}
+
 const Rows& Encoder::pool(const PackedBatch& batch, Workspace& w) const {
   const size_t sequences = batch.sequences();
   const size_t hidden = config_.hidden_size;

@@ -112,6 +112,9 @@ class Encoder {
   bool forward(const PackedBatch& batch, Workspace& workspace, const Worker& worker,
                StopToken& stop) const noexcept;
 
+  /// How many tokens of a sequence its vector is of.
+  size_t pooled_tokens(const PackedBatch& batch, size_t sequence) const;
+
   /// Pooling and head: vectors of (sequences, dimension). For one thread, after `forward`.
   const Rows& pool(const PackedBatch& batch, Workspace& workspace) const;
 

@@ -1,5 +1,7 @@
 #include "encoder/static_table.h"
 
+#include <algorithm>
+
 #include "base/error.h"
 
 namespace embedkit {
@@ -66,6 +68,10 @@ void StaticTable::mean(const Kernels& kernels, std::span<const int32_t> ids, Buf
   if (count == 0) return;
   const float inverse = 1.0f / static_cast<float>(count);
   for (size_t i = 0; i < columns; ++i) out[i] *= inverse;
+}
+
+size_t StaticTable::counted(std::span<const int32_t> ids) const {
+  return ids.size() - static_cast<size_t>(std::count(ids.begin(), ids.end(), ignored_));
 }
 
 size_t StaticTable::memory_bytes() const {

@@ -26,6 +26,9 @@ class StaticTable {
   };
   void mean(const Kernels& kernels, std::span<const int32_t> ids, Buffers& buffers, float* out) const;
 
+  /// How many of `ids` the mean is of: unknown tokens are left out where the model says so.
+  size_t counted(std::span<const int32_t> ids) const;
+
   size_t tokens() const { return tokens_; }
   size_t memory_bytes() const;
 

@@ -74,7 +74,9 @@ class VectorDelivery final : public Delivery {
   void begin_window(const std::vector<Sequence>& sequences, size_t texts) override {
     sequences_ = &sequences;
     split_ = sequences.size() != texts;
-    if (split_) parts_.assign(sequences.size() * encoder_.dimension(), 0.0f);
+    if (!split_) return;
+    parts_.assign(sequences.size() * encoder_.dimension(), 0.0f);
+    pooled_.assign(sequences.size(), 0);
   }
 
   void deliver(const size_t* order, const std::vector<Sequence>& sequences, const PackedBatch& batch,
@@ -84,6 +86,7 @@ class VectorDelivery final : public Delivery {
     for (size_t s = 0; s < batch.sequences(); ++s) {
       if (split_) {
         std::copy_n(vectors.row(s), encoder_.dimension(), parts_.data() + order[s] * encoder_.dimension());
+        pooled_[order[s]] = encoder_.pooled_tokens(batch, s);
       } else {
         finish(vectors.row(s), sequences[order[s]].text);
       }
@@ -102,8 +105,7 @@ class VectorDelivery final : public Delivery {
       double weight = 0;
       std::fill(sum.begin(), sum.end(), 0.0);
       for (; s < sequences_->size() && (*sequences_)[s].text == text; ++s) {
-        const Sequence& part = (*sequences_)[s];
-        const auto tokens = static_cast<double>(part.length - std::min(part.length, part.pool_skip));
+        const auto tokens = static_cast<double>(pooled_[s]);
         weight += tokens;
         for (size_t i = 0; i < width; ++i) sum[i] += tokens * parts_[s * width + i];
       }
@@ -130,7 +132,8 @@ class VectorDelivery final : public Delivery {
   float* out_;
   const std::vector<Sequence>* sequences_ = nullptr;
   bool split_ = false;
-  std::vector<float> parts_;  // (sequences of the window, encoder's dimension), when a text has several
+  std::vector<float> parts_;    // (sequences of the window, encoder's dimension), when a text has several
+  std::vector<size_t> pooled_;  // their tokens that were pooled
 };
 
 class TokenDelivery final : public Delivery {
@@ -208,7 +211,7 @@ class Run {
       });
       StageClock::lap(Stage::kTokenize);
       if (!lone_) tokenized_.wait(worker, stop_);
-      worker.sync();
+      worker.sync(lone_);  // else for texts that others tokenize: it says nothing of the processors
       StageClock::lap(Stage::kWait);
       if (worker.index == 0) {
         error_.guard([&] { plan(worker.count, *lease); });

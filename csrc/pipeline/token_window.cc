@@ -23,6 +23,18 @@ size_t limit(const TokenizeOptions& options) {
                                                                            : Tokenizer::kNoLimit;
 }
 
+/// Leading tokens left out of the pooling in the sequence of content tokens `begin` up to `end`, of `size`.
+size_t pool_skip(const TokenizeOptions& options, size_t size, size_t begin, size_t end) {
+  const size_t most = options.max_length - options.suffix_ids.size();
+  if (options.overflow != Overflow::kWindow) return std::min(options.pool_skip, most);
+  const size_t prefix = options.prefix_ids.size();
+  const size_t prompt = options.pool_skip - std::min(options.pool_skip, prefix);
+  if (begin > 0 && begin >= prompt) return 0;
+  // A window of nothing but the prompt counts for nothing, except the last one: a text has a vector.
+  if (end <= prompt && end < size) return options.max_length;
+  return std::min(options.pool_skip - begin, most);
+}
+
 /// How many tokens of each text of a pair are kept: `truncation="longest_first"` of the `tokenizers` package,
 /// whose odd token goes to the longer text (to the second if both are equally long).
 std::pair<size_t, size_t> fit_pair(size_t first, size_t second, size_t room) {
@@ -109,9 +121,8 @@ void TokenWindow::add(size_t text, size_t worker, const std::vector<int32_t>& co
     arena.insert(arena.end(), content.begin() + static_cast<ptrdiff_t>(begin),
                  content.begin() + static_cast<ptrdiff_t>(end));
     arena.insert(arena.end(), options.suffix_ids.begin(), options.suffix_ids.end());
-    const bool continues = options.overflow == Overflow::kWindow && begin > 0;
-    chunk.sequences.push_back(
-        {text, worker, offset, arena.size() - offset, continues ? 0 : options.pool_skip});
+    const size_t length = arena.size() - offset;
+    chunk.sequences.push_back({text, worker, offset, length, pool_skip(options, content.size(), begin, end)});
   };
   const size_t size = content.size();
   const size_t most = room(options);

@@ -40,7 +40,7 @@ struct TokenizeOptions {
   size_t max_length = 512;  ///< tokens of a sequence, prefix and suffix counted
   Overflow overflow = Overflow::kTruncate;
   bool truncate_left = false;  ///< keep the end of a text that is too long
-  size_t pool_skip = 0;        ///< leading tokens left out of the pooling
+  size_t pool_skip = 0;        ///< leading tokens of a text left out of the pooling, prefix_ids counted
   size_t first_text = 0;       ///< the caller's index of text 0, for messages
   int32_t unknown_id = -1;     ///< what stands for words that the model does not know; -1 for none
   /// Each text is a pair. One that is too long loses tokens as "longest_first" says: the shorter text is kept
@@ -123,8 +123,7 @@ struct Sequence {
   size_t worker;  ///< whose arena holds the ids
   size_t offset;
   size_t length;
-  size_t pool_skip;  ///< leading tokens left out of the pooling: the prompt, which only a text's first window
-                     ///< holds
+  size_t pool_skip;  ///< leading tokens left out of the pooling: what the sequence holds of the prompt
   size_t first = 0;  ///< content tokens of a pair's first text
 };
 

@@ -155,12 +155,11 @@ class Engine(ABC):
         """The number of tokens added to each text."""
         return len(self.tokenizer.prefix_ids) + len(self.tokenizer.suffix_ids)
 
-    def prompt_tokens(self, prompt: str, max_length: int) -> int:
+    def prompt_tokens(self, prompt: str) -> int:
         """Leading tokens excluded from pooling, [CLS] included; 0 unless the folder excludes prompts."""
         if not prompt or self.folder.pooling.include_prompt:
             return 0
-        tokens = len(self.tokenizer.prefix_ids) + len(self.tokenizer.encode_batch([prompt])[0])
-        return min(tokens, max_length - len(self.tokenizer.suffix_ids))
+        return len(self.tokenizer.prefix_ids) + len(self.tokenizer.encode_batch([prompt])[0])
 
     @property
     def settings(self) -> Settings:

@@ -36,6 +36,14 @@ def number(raw: Config, key: str, where: str, default: float | None = None) -> f
     return float(value)
 
 
+def rotary_base(raw: Config, key: str, where: str, default: float) -> float:
+    """The base of rotary positions. The core takes 0, as which smaller ones would be rounded, for none."""
+    value = number(raw, key, where, default)
+    if value < 1:
+        raise ValueError(f"{where}: {key} is {value:g}; a rotary base is 1 or more. Fetch the file again.")
+    return value
+
+
 def integer(raw: Config, key: str, where: str, least: int, default: int | None = None) -> int:
     """An integer of ``config.json``, ``least`` or more."""
     value = raw.get(key)
@@ -75,7 +83,7 @@ def rope(raw: Config, config: CoreConfig, where: str, theta: float, name: str = 
         raise ValueError(
             f"{where}: {name} has {odd[0]!r:.80} {scaling[odd[0]]!r:.80}, which embedkit does not compute"
         )
-    base = number(scaling, "rope_theta", where, theta)
+    base = rotary_base(scaling, "rope_theta", where, theta)
     if kind in (None, "default"):
         config["rotary_base"] = base
         return
@@ -146,7 +154,9 @@ def two_ropes(raw: Config, config: CoreConfig, where: str, keys: tuple[str, str]
     """
     refuse(raw, where, {"rope_scaling": (None, {})})  # which scales one kind of layers or both, by the model
     both = raw.get("rope_parameters")
-    base, local = (number(raw, key, where, value) for key, value in zip(keys, (theta, 10000.0), strict=True))
+    base, local = (
+        rotary_base(raw, key, where, value) for key, value in zip(keys, (theta, 10000.0), strict=True)
+    )
     if not isinstance(both, dict):
         config.update(rotary_base=base, rotary_local_base=local)
         return

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..architectures import INTEGERS, TOKEN_TYPES, Architecture, CoreConfig, layer_norm, linear
-from .fields import SILU, Config, head_size, integer, local_layers, number, refuse, rope, two_ropes
+from .fields import SILU, Config, head_size, integer, local_layers, number, refuse, rope, rotary_base, two_ropes
 
 __all__ = ["GTE", "MODERNBERT", "NATIVE_NOMIC", "NOMIC"]
 
@@ -62,7 +62,7 @@ def _read_nomic(raw: Config, config: CoreConfig, where: str) -> None:
             "norm_before_mlp": (None,),
         },
     )
-    config["rotary_base"] = number(raw, "rotary_emb_base", where, 10000)
+    config["rotary_base"] = rotary_base(raw, "rotary_emb_base", where, 10000)
     if isinstance(raw.get("rope_parameters"), dict):  # beside the old keys, of which they must be a copy
         refuse(
             raw["rope_parameters"], where, {"rope_theta": (config["rotary_base"],), "rope_type": ("default",)}

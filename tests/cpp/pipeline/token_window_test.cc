@@ -52,6 +52,15 @@ void sequences_are_cut() {
     CHECK_EQ(window.sequences()[3].text, size_t{2});
     CHECK_EQ(window.sequences()[2].pool_skip, size_t{3});
     CHECK_EQ(window.sequences()[3].pool_skip, size_t{0});
+
+    // A prompt of 6 tokens: a window of it alone counts for nothing, except where it is all.
+    TokenizeOptions prompted = options_for(threads, Overflow::kWindow);
+    prompted.pool_skip = 7;
+    const std::vector<Ids> both = {{1, 2, 3, 4, 5, 6, 20, 21, 22}, {1, 2, 3, 4, 5, 6}};
+    tokenize(IdSource(both), prompted, stop, window);
+    const std::vector<size_t> skips = {6, 3, 0, 6, 3};
+    CHECK_EQ(window.sequences().size(), skips.size());
+    for (size_t s = 0; s < skips.size(); ++s) CHECK_EQ(window.sequences()[s].pool_skip, skips[s]);
     CHECK_THROWS(tokenize(IdSource(ids), options_for(threads, Overflow::kError), stop, window),
                  InvalidArgument);
   }

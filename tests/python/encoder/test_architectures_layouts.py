@@ -96,6 +96,7 @@ def test_nomic_as_on_the_hub_architectures(tmp_path: Path) -> None:
         ("rotary_emb_interleaved", True),
         ("activation_function", "gelu_x"),
         ("rope_parameters", {"rope_theta": 10000.0}),
+        ("rotary_emb_base", 1e-50),
     ):
         (hub / "config.json").write_text(json.dumps({**NOMIC, **sizes, key: value}))
         with pytest.raises(ValueError, match="rope_theta" if key == "rope_parameters" else key):

@@ -351,14 +351,15 @@ def test_window_is_the_mean_of_windows_weighted_by_tokens(make_model: Make) -> N
     assert encoder.describe()["truncated"] == 0
 
 
-def test_a_window_behind_an_excluded_prompt(make_model: Make) -> None:
-    """By hand: the prompt is excluded from the first window's mean, and the other windows contain none of it."""
+@pytest.mark.parametrize("repeats", [1, 4, 11])
+def test_a_window_behind_an_excluded_prompt(make_model: Make, repeats: int) -> None:
+    """By hand: the prompt is excluded from the means of the windows that contain some of it."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     folder = make_model(include_prompt=False)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModel.from_pretrained(folder).eval()
-    prompt = "instruction : "
+    prompt = "instruction : " * repeats
     long = "the weather is lovely today and people are out in the long sunny day"
     content = tokenizer(prompt + long, add_special_tokens=False)["input_ids"]
     left_out = 1 + len(tokenizer(prompt, add_special_tokens=False)["input_ids"])  # [CLS] too
@@ -369,7 +370,8 @@ def test_a_window_behind_an_excluded_prompt(make_model: Make) -> None:
         ids = [tokenizer.cls_token_id, *window, tokenizer.sep_token_id]
         with torch.inference_mode():
             hidden = model(input_ids=torch.tensor([ids])).last_hidden_state[0].double().numpy()
-        pooled = hidden[left_out if number == 0 else 0 :]
+        rest = left_out - 10 * number  # [CLS] and what the window has of the prompt
+        pooled = hidden[(rest if rest <= 10 else 12) if rest > 1 else 0 :]
         total, weight = total + pooled.sum(axis=0), weight + len(pooled)
     result = Encoder(folder, max_length=12, on_overflow="window").encode(long, prompt=prompt)
     np.testing.assert_allclose(unit(result), unit(total / weight), atol=2e-6)

@@ -170,6 +170,15 @@ def test_static_old_model2vec_without_modules(tokenizer: Path, tmp_path: Path) -
     assert np.linalg.norm(Encoder(folder).encode(TEXTS[0])) != pytest.approx(1)
 
 
+@pytest.mark.filterwarnings("ignore:the first of the texts is in a script")
+def test_static_windows_have_the_mean_of_the_whole(tokenizer: Path, tmp_path: Path) -> None:
+    """Model2Vec leaves unknown tokens out of the mean: a window weighs as many tokens as it has others."""
+    folder = write(tmp_path / "m", tokenizer, **cases()["plain"])
+    text = "the the" + " zzz" * 6 + " weather is lovely stays staying now" + " zzz" * 30 + " people"
+    windows = Encoder(folder, max_length=8, on_overflow="window").encode(text)
+    np.testing.assert_allclose(windows, Encoder(folder).encode(text), atol=1e-6)
+
+
 def test_static_convert_and_back(tokenizer: Path, tmp_path: Path) -> None:
     folder = write(tmp_path / "model", tokenizer, {"embedding.weight": table()})
     assert model_command(["convert", str(folder), str(tmp_path / "int8"), "--precision", "int8"]) == 0
