@@ -364,8 +364,7 @@ def _stored(
         for number, document in enumerate(pieces):
             known = store.replaying
             try:
-                if not known:
-                    check_new_id(document, taken)
+                check_new_id(document, taken)
                 vector = given_vector(document, job.header.dimension)
                 check_length(document)
                 store.add(document, stored=job.mode == "reembed")
