@@ -24,11 +24,11 @@ from ..storage.generation import Generation, open_generation
 from ..storage.ids import shared_id
 from ..storage.journal import read_journal
 from ..storage.layout import SEGMENTS_FOLDER, TOMBSTONES_FOLDER, Writer, current_name
-from ..storage.manifest import Manifest, Raw, ReadingEntry, SegmentEntry
+from ..storage.manifest import Manifest, ReadingEntry, SegmentEntry
 from ..storage.search_parameters import SearchParameters
 from ..words.languages import check_language
 from .fold import copy_segments, languages_of
-from .publish import dated, in_language_of, rows_of_documents, tombstone
+from .publish import dated, in_language_of, kept_as_asked, rows_of_documents, tombstone
 from .resume import change_errors
 from .settings import BuildSettings, Report
 from .transfer import IMPORTED
@@ -169,7 +169,10 @@ def compact(
         if whole and current and factory in (None, manifest.factory):
             return False
         if factory is not None and factory != manifest.factory:
-            kept: Raw = "none" if faiss_index.is_codes_alone(factory) else manifest.kept
+            kept = manifest.kept  # vectors that the index has beside its codes, or was asked to have, stay
+            beside = any(segment.entry.raw != "none" for segment in base.segments)
+            if faiss_index.is_codes_alone(factory) and not (beside or kept_as_asked(manifest)):
+                kept = "none"
             manifest = replace(
                 manifest, factory=factory, kept=kept, factory_given=factory != faiss_index.AUTO
             )
