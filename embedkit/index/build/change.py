@@ -22,7 +22,7 @@ from ..storage.factory import fitting_factory
 from ..storage.filters import Where
 from ..storage.generation import Generation, open_generation
 from ..storage.ids import shared_id
-from ..storage.journal import read_journal
+from ..storage.journal import Journal, read_journal
 from ..storage.layout import SEGMENTS_FOLDER, TOMBSTONES_FOLDER, Writer, current_name
 from ..storage.manifest import Manifest, ReadingEntry, SegmentEntry
 from ..storage.search_parameters import SearchParameters
@@ -72,12 +72,6 @@ def delete(
     if (ids is None) == (where is None):
         raise ValueError("give either the ids of the documents to delete or a condition (where)")
     with _changing(root, "deleting", accept) as (writer, base):
-        state = read_journal(writer.journal)
-        if state is not None and state.header.mode == "reembed":
-            raise ResumeError(
-                f"{root}: an interrupted 'reembed' has encoded {state.rows} documents and needs them all; run it again "
-                "first (--restart, restart=True, discards what it has encoded)"
-            )
         rows = (
             _rows_of_ids(base, ids, missing_ok)
             if ids is not None
@@ -88,9 +82,37 @@ def delete(
             documents = {document_of(passage) for passage in _ids_of(base, rows)}
             rows, count = rows_of_documents(base, documents), len(documents)
         if count:
+            _spare_encoded(writer, base, rows)
             manifest = base.manifest.with_segments(tombstone(writer, base, rows))
             writer.publish(dated(manifest, writer.generation))
         return count
+
+
+def _spare_encoded(writer: Writer, base: Generation, rows: dict[int, Any]) -> None:
+    """Refuse to delete ``rows`` that an interrupted reembed has encoded, as it goes on after them.
+
+    It may have failed at a document, which can be deleted: of that one, passages that it has encoded are dropped.
+    """
+    state = read_journal(writer.journal)
+    if state is None or state.header.mode != "reembed":
+        return
+    starts = np.cumsum([0, *(segment.entry.rows for segment in base.segments)])
+    living = base.living_rows()
+    gone = np.sort(np.concatenate([starts[number] + np.asarray(several) for number, several in rows.items()]))
+    places = np.searchsorted(living, gone)
+    encoded = places[places < state.rows]
+    if len(encoded) == 0:
+        return
+    stopped = base.ids(living[state.rows : state.rows + 1])
+    if base.manifest.passages is None or {*map(document_of, stopped)} != {
+        *map(document_of, base.ids(living[encoded]))
+    }:
+        raise ResumeError(
+            f"{writer.root}: an interrupted 'reembed' has encoded {state.rows} documents and needs them all; run it "
+            "again first (--restart, restart=True, discards what it has encoded); the others can be deleted"
+        )
+    with contextlib.closing(Journal(writer.journal, state.header, resume=True)) as journal:
+        journal.encoded(int(encoded[0]))
 
 
 def set_root(root: Path, folder: str) -> None:
