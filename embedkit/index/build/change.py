@@ -27,7 +27,7 @@ from ..storage.layout import SEGMENTS_FOLDER, TOMBSTONES_FOLDER, Writer, current
 from ..storage.manifest import Manifest, ReadingEntry, SegmentEntry
 from ..storage.search_parameters import SearchParameters
 from ..words.languages import check_language
-from .fold import copy_segments, languages_of
+from .fold import copy_segments, language_of
 from .publish import dated, in_language_of, kept_as_asked, rows_of_documents, tombstone
 from .resume import change_errors
 from .settings import BuildSettings, Report
@@ -180,13 +180,9 @@ def compact(
         )
         if language is not None:
             manifest = replace(manifest, language=check_language(language))
-        elif len(languages := {found for _, found in languages_of(manifest)}) > 1:
-            raise ValueError(
-                f"{root}: its words are in several languages ({', '.join(sorted(languages))}), and one segment has "
-                "one: choose it with --language (language=), or none to stem no words"
-            )
         else:
-            manifest = replace(manifest, language=languages.pop())
+            remedy = "choose it with --language (language=), or none to stem no words"
+            manifest = replace(manifest, language=language_of(root, manifest, remedy))
         current = base.has_words and language in (None, base.manifest.language)
         if whole and current and factory in (None, manifest.factory):
             return False
