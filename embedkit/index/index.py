@@ -367,6 +367,9 @@ class Index(Searcher):
     ) -> bool:
         """Fold all segments into one, without the deleted documents; nothing is encoded.
 
+        Where an automatic index gets another number of lists, the default ``nprobe`` keeps its share of them, and what
+        was measured is dropped.
+
         Args:
             factory: of the Faiss index, as in `build`; ``None``: as the index was built.
             language: of the words, as in `build`; ``None``: as before, unless a merged index has several. Words of an

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -203,12 +204,29 @@ def compact(
                 return False
             writer.publish(dated(manifest, writer.generation))
             return True
+        manifest = _for_lists(manifest, base, faiss_index.resolve_factory(wanted, rows))
         settings = replace(settings, factory=wanted, kept=manifest.kept)
         entry = copy_segments(writer, base.segments, manifest, settings, report or (lambda _: None))
         name = entry.name
         manifest = in_language_of(manifest.with_segments((entry,)), entry)
         writer.publish(dated(manifest, writer.generation), {name: writer.staged(name)})
         return True
+
+
+def _for_lists(manifest: Manifest, base: Generation, factory: str) -> Manifest:
+    """``manifest`` for ``factory``, if that is automatic and has other lists than ``base``.
+
+    A search visits the same share of them; what was measured is dropped.
+    """
+    if manifest.factory not in faiss_index.AUTOMATIC or manifest.nprobe is None:
+        return manifest
+    lists = faiss_index.inverted_lists(faiss_index.create_index(factory, manifest.dimension)) or 0
+    before = [part.nlist for part in base.faiss_parts if part.nlist]
+    if {*before} == {lists}:
+        return manifest
+    visited = sum(min(manifest.nprobe, several) for several in before)
+    nprobe = math.ceil(visited * lists / sum(before)) if visited else 0
+    return replace(manifest, nprobe=nprobe or None, tuning=None)
 
 
 def merge(target: Path, sources: Sequence[Path]) -> int:
