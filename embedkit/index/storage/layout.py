@@ -156,7 +156,9 @@ class Writer:
             current_name(root)
         new = create and not any((root / name).exists() for name in (CURRENT_FILE, JOURNAL_FILE))
         if new and (index := index_around(root)) is not None:
-            raise IndexExistsError(f"{root}: lies in the folder of the index {index}; name a folder elsewhere")
+            raise IndexExistsError(
+                f"{root}: lies in the folder of the index {index}; name a folder elsewhere"
+            )
         self._created = create and self._make_root()
         try:
             self._refuse_foreign()
