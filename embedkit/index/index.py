@@ -325,6 +325,10 @@ class Index(Searcher):
             encoder: computes the vectors; a path or name: that model, ``None``: the built-in one. Such a model reads
                 long texts as the one before did (``max_length``, ``on_overflow``).
             restart, max_memory, progress: as for `build`.
+
+        Raises:
+            ValueError: the words of a merged index are in several languages (see `compact`).
+            (and what `build` raises)
         """
         encoder = opened(encoder, self._threads, self._open_generation().manifest)
         settings = BuildSettings(
@@ -362,6 +366,9 @@ class Index(Searcher):
         progress: Report | None = None,
     ) -> bool:
         """Fold all segments into one, without the deleted documents; nothing is encoded.
+
+        Where an automatic index gets another number of lists, the default ``nprobe`` keeps its share of them, and what
+        was measured is dropped.
 
         Args:
             factory: of the Faiss index, as in `build`; ``None``: as the index was built.

@@ -273,9 +273,9 @@ def _upsert(
         return upsert(restart)
     except ResumeError:
         left = read_journal(index.path / JOURNAL_FILE)
-        if restart or left is None or left.header.mode != "sync":
+        if restart or (left is not None and left.header.mode != "sync"):
             raise
-        # an interrupted sync, and a file or the index has changed since
+        # an interrupted sync, and a file or the index has changed since, if only by that sync's last step
         return upsert(True)
 
 

@@ -61,7 +61,7 @@ from .check import check_new_id, given_vector, is_blank, length_check, with_id, 
 from .duplicates import near_duplicates
 from .encode import Chunk, Pace, encode_chunk, truncated_by
 from .filter import Filter
-from .fold import fold_segments
+from .fold import fold_segments, language_of
 from .memory import faiss_budget
 from .publish import again, dated, new_manifest, publish
 from .resume import (
@@ -181,7 +181,12 @@ def build(
         elif mode == "reembed":
             assert live is not None
             old = stack.enter_context(contextlib.closing(open_generation(root, lambda _: None)))
-            manifest, documents = again(old.manifest, encoder, settings), Stored(old)
+            remedy = (
+                f"choose it first, or none to stem no words: embedkit-index compact {root} --language LANGUAGE "
+                "(compact(language=...))"
+            )
+            as_before = replace(old.manifest, language=language_of(root, old.manifest, remedy))
+            manifest, documents = again(as_before, encoder, settings), Stored(old)
             _check_factory_fits(root, manifest)
             _check_passages_fit(root, manifest, encoder)
         else:
@@ -364,8 +369,7 @@ def _stored(
         for number, document in enumerate(pieces):
             known = store.replaying
             try:
-                if not known:
-                    check_new_id(document, taken)
+                check_new_id(document, taken)
                 vector = given_vector(document, job.header.dimension)
                 check_length(document)
                 store.add(document, stored=job.mode == "reembed")

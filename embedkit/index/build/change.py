@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,13 +23,13 @@ from ..storage.factory import fitting_factory
 from ..storage.filters import Where
 from ..storage.generation import Generation, open_generation
 from ..storage.ids import shared_id
-from ..storage.journal import read_journal
+from ..storage.journal import Journal, read_journal
 from ..storage.layout import SEGMENTS_FOLDER, TOMBSTONES_FOLDER, Writer, current_name
-from ..storage.manifest import Manifest, Raw, ReadingEntry, SegmentEntry
+from ..storage.manifest import Manifest, ReadingEntry, SegmentEntry
 from ..storage.search_parameters import SearchParameters
 from ..words.languages import check_language
-from .fold import copy_segments, languages_of
-from .publish import dated, in_language_of, rows_of_documents, tombstone
+from .fold import copy_segments, language_of
+from .publish import dated, in_language_of, kept_as_asked, rows_of_documents, tombstone
 from .resume import change_errors
 from .settings import BuildSettings, Report
 from .transfer import IMPORTED
@@ -72,12 +73,6 @@ def delete(
     if (ids is None) == (where is None):
         raise ValueError("give either the ids of the documents to delete or a condition (where)")
     with _changing(root, "deleting", accept) as (writer, base):
-        state = read_journal(writer.journal)
-        if state is not None and state.header.mode == "reembed":
-            raise ResumeError(
-                f"{root}: an interrupted 'reembed' has encoded {state.rows} documents and needs them all; run it again "
-                "first (--restart, restart=True, discards what it has encoded)"
-            )
         rows = (
             _rows_of_ids(base, ids, missing_ok)
             if ids is not None
@@ -88,9 +83,37 @@ def delete(
             documents = {document_of(passage) for passage in _ids_of(base, rows)}
             rows, count = rows_of_documents(base, documents), len(documents)
         if count:
+            _spare_encoded(writer, base, rows)
             manifest = base.manifest.with_segments(tombstone(writer, base, rows))
             writer.publish(dated(manifest, writer.generation))
         return count
+
+
+def _spare_encoded(writer: Writer, base: Generation, rows: dict[int, Any]) -> None:
+    """Refuse to delete ``rows`` that an interrupted reembed has encoded, as it goes on after them.
+
+    It may have failed at a document, which can be deleted: of that one, passages that it has encoded are dropped.
+    """
+    state = read_journal(writer.journal)
+    if state is None or state.header.mode != "reembed":
+        return
+    starts = np.cumsum([0, *(segment.entry.rows for segment in base.segments)])
+    living = base.living_rows()
+    gone = np.sort(np.concatenate([starts[number] + np.asarray(several) for number, several in rows.items()]))
+    places = np.searchsorted(living, gone)
+    encoded = places[places < state.rows]
+    if len(encoded) == 0:
+        return
+    stopped = base.ids(living[state.rows : state.rows + 1])
+    if base.manifest.passages is None or {*map(document_of, stopped)} != {
+        *map(document_of, base.ids(living[encoded]))
+    }:
+        raise ResumeError(
+            f"{writer.root}: an interrupted 'reembed' has encoded {state.rows} documents and needs them all; run it "
+            "again first (--restart, restart=True, discards what it has encoded); the others can be deleted"
+        )
+    with contextlib.closing(Journal(writer.journal, state.header, resume=True)) as journal:
+        journal.encoded(int(encoded[0]))
 
 
 def set_root(root: Path, folder: str) -> None:
@@ -158,18 +181,17 @@ def compact(
         )
         if language is not None:
             manifest = replace(manifest, language=check_language(language))
-        elif len(languages := {found for _, found in languages_of(manifest)}) > 1:
-            raise ValueError(
-                f"{root}: its words are in several languages ({', '.join(sorted(languages))}), and one segment has "
-                "one: choose it with --language (language=), or none to stem no words"
-            )
         else:
-            manifest = replace(manifest, language=languages.pop())
+            remedy = "choose it with --language (language=), or none to stem no words"
+            manifest = replace(manifest, language=language_of(root, manifest, remedy))
         current = base.has_words and language in (None, base.manifest.language)
         if whole and current and factory in (None, manifest.factory):
             return False
         if factory is not None and factory != manifest.factory:
-            kept: Raw = "none" if faiss_index.is_codes_alone(factory) else manifest.kept
+            kept = manifest.kept  # vectors that the index has beside its codes, or was asked to have, stay
+            beside = any(segment.entry.raw != "none" for segment in base.segments)
+            if faiss_index.is_codes_alone(factory) and not (beside or kept_as_asked(manifest)):
+                kept = "none"
             manifest = replace(
                 manifest, factory=factory, kept=kept, factory_given=factory != faiss_index.AUTO
             )
@@ -182,12 +204,29 @@ def compact(
                 return False
             writer.publish(dated(manifest, writer.generation))
             return True
+        manifest = _for_lists(manifest, base, faiss_index.resolve_factory(wanted, rows))
         settings = replace(settings, factory=wanted, kept=manifest.kept)
         entry = copy_segments(writer, base.segments, manifest, settings, report or (lambda _: None))
         name = entry.name
         manifest = in_language_of(manifest.with_segments((entry,)), entry)
         writer.publish(dated(manifest, writer.generation), {name: writer.staged(name)})
         return True
+
+
+def _for_lists(manifest: Manifest, base: Generation, factory: str) -> Manifest:
+    """``manifest`` for ``factory``, if that is automatic and has other lists than ``base``.
+
+    A search visits the same share of them; what was measured is dropped.
+    """
+    if manifest.factory not in faiss_index.AUTOMATIC or manifest.nprobe is None:
+        return manifest
+    lists = faiss_index.inverted_lists(faiss_index.create_index(factory, manifest.dimension)) or 0
+    before = [part.nlist for part in base.faiss_parts if part.nlist]
+    if {*before} == {lists}:
+        return manifest
+    visited = sum(min(manifest.nprobe, several) for several in before)
+    nprobe = math.ceil(visited * lists / sum(before)) if visited else 0
+    return replace(manifest, nprobe=nprobe or None, tuning=None)
 
 
 def merge(target: Path, sources: Sequence[Path]) -> int:

@@ -21,6 +21,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from ...documents.document import Document
 from ..auto.stored import stored_parameters
@@ -37,7 +38,7 @@ from .publish import dated
 from .segment import finish_segment, remove_all_but
 from .settings import BuildSettings, Progress, Report
 
-__all__ = ["copy_segments", "fold_segments", "languages_of"]
+__all__ = ["copy_segments", "fold_segments", "language_of"]
 
 _TIMES = 8
 _MOST_ROWS = 8192  # of a fold, which an addition waits for
@@ -50,7 +51,7 @@ def fold_segments(writer: Writer, live: Manifest, settings: BuildSettings) -> Ma
     """Fold segments into one if they are small or many; returns the manifest that is live then."""
     foldable = (
         (slice(run.start + place.start, run.start + place.stop), language)
-        for run, language in languages_of(live)
+        for run, language in _languages_of(live)
         if (place := _foldable([entry.rows for entry in live.segments[run]])) is not None
     )
     place, language = next(foldable, (None, ""))
@@ -77,7 +78,7 @@ def fold_segments(writer: Writer, live: Manifest, settings: BuildSettings) -> Ma
         return folded
 
 
-def languages_of(manifest: Manifest) -> Iterator[tuple[slice, str]]:
+def _languages_of(manifest: Manifest) -> Iterator[tuple[slice, str]]:
     """Neighbors whose words have one language, with that; those of too little text to tell belong to either."""
     begin, language = 0, None
     for at, entry in enumerate(manifest.segments):
@@ -89,6 +90,17 @@ def languages_of(manifest: Manifest) -> Iterator[tuple[slice, str]]:
             begin = at
         language = own or language
     yield slice(begin, len(manifest.segments)), language or manifest.language
+
+
+def language_of(root: Path, manifest: Manifest, remedy: str) -> str:
+    """The language of all words of the index at ``root``; ValueError, with the ``remedy``, if there are several."""
+    languages = {language for _, language in _languages_of(manifest)}
+    if len(languages) > 1:
+        raise ValueError(
+            f"{root}: its words are in several languages ({', '.join(sorted(languages))}), and one segment has one: "
+            f"{remedy}"
+        )
+    return languages.pop()
 
 
 def _foldable(rows: Sequence[int]) -> slice | None:

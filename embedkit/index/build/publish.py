@@ -30,6 +30,7 @@ __all__ = [
     "again",
     "dated",
     "in_language_of",
+    "kept_as_asked",
     "new_manifest",
     "publish",
     "rows_of_documents",
@@ -48,7 +49,16 @@ def storage_of(encoder: TextEncoder, settings: BuildSettings) -> tuple[str, Raw]
     factory, asked = settings.factory, f"auto-{encoder.describe().get('index_precision')}"
     if factory == AUTO_FACTORY and settings.target_recall is None and asked in AUTOMATIC:
         factory = asked
-    return factory, settings.kept or ("none" if is_codes_alone(factory) else "fp32")
+    return factory, settings.kept or _kept_unasked(factory)
+
+
+def _kept_unasked(factory: str) -> Raw:
+    return "none" if is_codes_alone(factory) else "fp32"
+
+
+def kept_as_asked(manifest: Manifest) -> bool:
+    """Whether its vectors are kept otherwise than its factory has it by default."""
+    return manifest.kept != _kept_unasked(manifest.factory)
 
 
 def new_manifest(encoder: TextEncoder, settings: BuildSettings) -> Manifest:
@@ -84,7 +94,7 @@ def again(manifest: Manifest, encoder: TextEncoder, settings: BuildSettings) -> 
     return replace(
         fresh,
         metric=manifest.metric,
-        kept=fresh.kept if automatic else manifest.kept,
+        kept=manifest.kept if kept_as_asked(manifest) or not automatic else fresh.kept,
         root=manifest.root,
         reading=_read_again(manifest, fresh),
         passages=manifest.passages,

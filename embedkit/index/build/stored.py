@@ -33,7 +33,7 @@ class Stored:
                     if not document.text.strip():  # it came with its vector: there is nothing to encode again
                         raise InputError(
                             f"document {document.id}",
-                            "the index holds its vector without a text, which cannot be encoded again; import the "
-                            "index with its documents, or build a new one",
+                            "the index holds its vector without a text, which cannot be encoded again; delete it, "
+                            "or import the index with its documents, or build a new one",
                         )
                     yield Document(document.text, document.id, document.metadata or None)

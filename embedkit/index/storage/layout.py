@@ -30,6 +30,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
+from ...documents.folders import index_around
 from ...files import TEMPORARY_SUFFIX, fsync, fsync_files, write_atomically
 from ..errors import IndexDamagedError, IndexExistsError, IndexNotFoundError
 from .journal import finished_segment
@@ -144,7 +145,7 @@ class Writer:
 
         Raises:
             IndexNotFoundError: no index is there, and ``create`` is false.
-            IndexExistsError: the folder holds other things.
+            IndexExistsError: the folder holds other things, or is to be made in that of another index.
             BlockingIOError: another writer is at work; the message names its process.
         """
         self.root = root
@@ -153,10 +154,15 @@ class Writer:
         self.building = self.segments / BUILDING
         if not create:
             current_name(root)
+        new = create and not any((root / name).exists() for name in (CURRENT_FILE, JOURNAL_FILE))
+        if new and (index := index_around(root)) is not None:
+            raise IndexExistsError(
+                f"{root}: lies in the folder of the index {index}; name a folder elsewhere"
+            )
         self._created = create and self._make_root()
         try:
             self._refuse_foreign()
-            if create and not any((root / name).exists() for name in (CURRENT_FILE, JOURNAL_FILE)):
+            if new:
                 self._refuse_folders_of_others()
             self._lock = WriterLock(self.root / LOCK_FILE)
         except BaseException:

@@ -81,7 +81,9 @@ def fields_of(where: str) -> list[Field]:
 
 def names_time(where: str) -> bool:
     """Whether a condition calls a function that can mean the current time, so that its rows change by themselves."""
-    return any(token.word in OF_TIME for token in tokens_of(where))
+    return any(
+        token.word in OF_TIME and follower.text == "(" for token, follower in pairwise(tokens_of(where))
+    )
 
 
 class _Parser:

@@ -90,6 +90,38 @@ def test_an_interrupted_reembed_keeps_its_documents(tmp_path: Path, encoder: Fak
         assert index.delete(["k7"]) == 1
 
 
+LONG = " ".join(f"word number {n} of a text." for n in range(2500))  # more than the first chunk holds
+
+
+@pytest.mark.parametrize(("passages", "first"), [(None, LONG), ("60:0", "a text")])
+def test_a_document_at_which_reembed_fails_can_be_deleted(
+    tmp_path: Path, passages: str | None, first: str
+) -> None:
+    class Tokenizing(FakeEncoder):
+        max_seq_length = 64
+
+        def tokenize(self, texts: list[str]) -> dict[str, list[list[int]]]:
+            return {"input_ids": [[0] * (2 + len(text.split())) for text in texts]}
+
+    class Failing(Tokenizing):
+        def encode_document(self, sentences: list[str], **options: Any) -> np.ndarray:
+            vectors = super().encode_document(sentences, **options)
+            vectors[["bad" in text for text in sentences]] = np.nan
+            return vectors
+
+    several = [Document(first, "a"), Document(f"{LONG} A bad one.", "b"), Document("another text", "c")]
+    with Index.build(tmp_path / "index", several, Tokenizing(), passages=passages) as index:
+        for restart in (False, True):
+            with pytest.raises(BuildError, match="returned NaN"):
+                index.reembed(Failing("new"), restart=restart)
+        with pytest.raises(ResumeError, match="needs them all"):
+            index.delete(["a", "b"])
+        assert index.delete(["b"]) == 1
+        written = index.reembed(Failing("new"))
+        assert (written.documents, written.resumed) == (2, 1)
+        index.verify(sample=2)
+
+
 def test_compact_of_no_documents_changes_what_comes_later(tmp_path: Path, encoder: FakeEncoder) -> None:
     with Index.build(tmp_path / "index", documents(0, 5), encoder) as index:
         index.delete(where="true")

@@ -98,11 +98,16 @@ def test_segments_of_several_languages_stay_apart(tmp_path: Path) -> None:
         assert before == [{0, 1}, {2, 3}]
         with pytest.raises(ValueError, match=r"several languages \(english, german\).*--language"):
             index.compact()
+        with pytest.raises(ValueError, match=r"several languages \(english, german\).*compact .* --language"):
+            index.reembed(FakeEncoder("other"))
         for number in range(20):
             index.add([Document("x", f"new{number}")])
         assert found(index) == before and len(_sizes(index)) < 12
         index.delete(where="id != 'german1'")
-        assert index.compact() and found(index)[1] == {0}
+        index.reembed(FakeEncoder("other"))
+        assert len(index) == 1 and found(index)[1] == {0}
+        index.add([Document("die Häuser", "german1b")])
+        assert index.compact() and found(index)[1] == {0, 1}
         assert index.compact(language="none") and found(index) == [set(), set()]
 
 

@@ -161,7 +161,9 @@ def test_what_is_asked_for_is_kept_beside_the_codes(tmp_path: Path) -> None:
         assert index.compact(factory="auto")
         assert (index.info()["factory"], index.info()["kept"]) == ("SQ8", "fp32")
         index.reembed(InBytes("other"))
-        assert index.info()["kept"] == "none"  # what is automatic is chosen anew
+        assert (index.info()["factory"], index.info()["kept"]) == ("SQ8", "fp32")
+        assert index.compact(factory="auto-int6")
+        assert (index.info()["factory"], index.info()["kept"]) == ("SQ6", "fp32")
     with Index.build(tmp_path / "b", documents, FakeEncoder(), factory="auto-int8") as index:
         assert (index.info()["factory"], index.info()["kept"]) == ("SQ8", "none")
         assert index.compact(factory="Flat")
@@ -172,6 +174,15 @@ def test_what_is_asked_for_is_kept_beside_the_codes(tmp_path: Path) -> None:
         assert index.info()["factory"] == "SQ6"
     with Index.build(tmp_path / "c", documents, InBytes(), kept="none") as index:
         assert (index.info()["factory"], index.info()["kept"]) == ("SQ8", "none")
+        index.reembed(FakeEncoder("other"))  # what is kept by default is chosen anew
+        assert index.generation.manifest.kept == "fp32"
+    with Index.build(tmp_path / "d", documents, FakeEncoder(), factory="SQ8") as index:
+        assert index.compact(factory="auto-int8")
+        assert index.info()["kept"] == "fp32"
+        index.search("number", rescore=4)
+    with Index.build(tmp_path / "e", documents, FakeEncoder(), kept="int8") as index:
+        assert index.compact(factory="auto-int6")
+        assert index.info()["kept"] == "int8"
 
 
 def test_codes_that_were_asked_for_are_kept_by_another_model(tmp_path: Path) -> None:

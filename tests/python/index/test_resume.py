@@ -242,6 +242,21 @@ def test_what_was_rejected_is_rejected_again(tmp_path: Path) -> None:
     assert str(problems[0]) == "document 3 ('bad'): the text holds a NUL character"
 
 
+def test_an_id_of_the_index_is_rejected_again(tmp_path: Path) -> None:
+    root = tmp_path / "index"
+    Index.build(root, [Document("old", "old")], FakeEncoder()).close()
+    documents = [Document(f"text {number}", f"key {number}") for number in range(3000)]
+    documents[3] = Document("another", "old")
+    problems: list[InputError] = []
+    with Index.open(root, Failing(2)) as index, pytest.raises(KeyboardInterrupt):
+        index.add(documents, on_error=problems.append)
+    with Index.open(root, FakeEncoder()) as index:
+        written = index.add(documents, on_error=problems.append)
+        assert (written.documents, written.resumed) == (2999, 2048)
+        assert index.get("old")[0].text == "old"
+    assert [problem.document_id for problem in problems] == ["old", "old"]
+
+
 def test_a_malformed_document_keeps_what_was_encoded(tmp_path: Path) -> None:
     texts = [f"text {number}" for number in range(5000)]
     with pytest.raises(InputError, match="document 4500: the text is a number"):

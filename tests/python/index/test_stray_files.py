@@ -38,6 +38,21 @@ def test_other_files_in_an_index_are_named_with_advice(tmp_path: Path, encoder: 
             index.delete("0")
 
 
+def test_no_index_is_made_in_the_folder_of_another(tmp_path: Path, encoder: FakeEncoder) -> None:
+    root, inside = tmp_path / "index", tmp_path / "index" / "new" / "one"
+    Index.build(tmp_path / "other", ["a dog"], encoder).close()
+    with Index.build(root, [Document("a cat", "cat")], encoder) as index:
+        index.export_faiss(tmp_path / "vectors.faiss")
+        for make in (
+            lambda: Index.build(inside, ["a cow"], encoder),
+            lambda: Index.merge(inside, [root, tmp_path / "other"]),
+            lambda: Index.import_faiss(inside, tmp_path / "vectors.faiss", encoder),
+        ):
+            with pytest.raises(IndexExistsError, match=r"one: lies in the folder of the index .*index; name"):
+                make()
+        assert index.delete("cat") == 1
+
+
 def _files(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*"))
 

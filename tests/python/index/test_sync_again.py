@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from fake_encoder import FakeEncoder
 from test_passages import Tokenizing
+from test_resume import killed
 from test_sync import WHOLE, built, held, write
 
 from embedkit import Encoder
@@ -24,7 +25,7 @@ def test_a_file_that_goes_after_a_kill_takes_its_documents_with_it(
 ) -> None:
     """The kill comes between the change of the index and the note of it."""
 
-    def killed(*_: object) -> None:
+    def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     folder = tmp_path / "folder"
@@ -33,12 +34,25 @@ def test_a_file_that_goes_after_a_kill_takes_its_documents_with_it(
         sync(index, folder, WHOLE)
         write(folder, {"new.txt": "a new file"})
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr("embedkit.index.sync_memory.SyncMemory.finish", killed)
+            patch.setattr("embedkit.index.sync_memory.SyncMemory.finish", interrupted)
             sync(index, folder, WHOLE)
         assert "new.txt" in index
         (folder / "new.txt").unlink()
         assert sync(index, folder, WHOLE).deleted == 1
         assert held(index) == {"old.txt": "an old file"}
+
+
+def test_a_sync_that_was_killed_after_its_last_step_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "folder"
+    write(folder, {"old.txt": "an old file"})
+    with built(folder, tmp_path / "index", FakeEncoder()) as index:
+        sync(index, folder, WHOLE)
+        write(folder, {"new.txt": "a new file"})
+        killed(monkeypatch, "after", lambda: sync(index, folder, WHOLE))
+        sync(index, folder, WHOLE)
+        assert held(index) == {"old.txt": "an old file", "new.txt": "a new file"}
 
 
 def test_the_id_of_a_document_that_is_gone_may_be_that_of_a_passage(tmp_path: Path) -> None:

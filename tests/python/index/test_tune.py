@@ -131,6 +131,26 @@ def test_what_was_chosen_on_a_sample_is_measured_on_the_whole(
         assert index.info()["nprobe"] == tuning["tuned"]["point"]["setting"]["nprobe"]
 
 
+def test_a_search_visits_the_same_share_of_other_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embedkit.index.storage.faiss_index.AUTO_IVF_ROWS", 400)
+    documents = [Document(text, f"d{number}") for number, text in enumerate(texts(1600))]
+    with Index.build(tmp_path / "index", documents[:800], WordEncoder()) as index:
+        index.set_search_defaults(nprobe=10, tuning={"recall": 0.9})
+        index.delete("d0")
+        assert index.compact()
+        assert (index.info()["nlist"], index.info()["nprobe"]) == (20, 10)
+        assert index.info()["tuning"] == {"recall": 0.9}
+        index.add(documents[800:])
+        assert index.compact()
+        assert (index.info()["nlist"], index.info()["nprobe"]) == (41, 21)
+        assert index.info()["tuning"] is None
+        index.delete([f"d{number}" for number in range(100, 1600)])
+        assert index.compact()
+        assert (index.info()["factory"], index.info()["nprobe"]) == ("Flat", None)
+
+
 def test_a_target_belongs_to_auto(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"target_recall needs the factory 'auto', not 'Flat'"):
         Index.build(tmp_path / "index", ["a"], WordEncoder(), factory="Flat", target_recall=0.9)
