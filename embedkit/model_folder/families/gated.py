@@ -10,7 +10,18 @@ from dataclasses import replace
 from typing import Any
 
 from ..architectures import INTEGERS, TOKEN_TYPES, Architecture, CoreConfig, layer_norm, linear
-from .fields import SILU, Config, head_size, integer, local_layers, number, refuse, rope, rotary_base, two_ropes
+from .fields import (
+    SILU,
+    Config,
+    head_size,
+    integer,
+    local_layers,
+    number,
+    refuse,
+    rope,
+    rotary_base,
+    two_ropes,
+)
 
 __all__ = ["GTE", "MODERNBERT", "NATIVE_NOMIC", "NOMIC"]
 
