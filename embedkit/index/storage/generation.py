@@ -108,6 +108,13 @@ class Generation:
         return len(set().union(*compared)) > 1
 
     @cached_property
+    def _rescores(self) -> bool:
+        """Whether hits can be scored again, as `Segment.rescores`; without documents, those that are added."""
+        if not self.segments:
+            return self.manifest.kept != "none"
+        return any(segment.rescores for segment in self.segments)
+
+    @cached_property
     def compares_all(self) -> bool:
         """Whether a search compares every vector as it is, so that a deeper one only adds hits."""
         return all(part.exact and part.nlist is None and part.ef is None for part in self.faiss_parts)
@@ -152,7 +159,7 @@ class Generation:
         nprobe, ef, rescore = parameters.nprobe, parameters.ef, parameters.rescore
         if rescore is not None and rescore < 0:
             raise ValueError(f"rescore must be 0 (off) or more, not {rescore}")
-        if rescore and self.manifest.kept == "none" and not any(one.keeps_vectors for one in self.segments):
+        if rescore and not self._rescores:
             raise ValueError(
                 f"rescore does not apply: the index is {self.factory} and keeps no vectors beside its codes; "
                 "build it with --keep fp32 or int8"

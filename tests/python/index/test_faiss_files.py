@@ -40,6 +40,30 @@ def test_a_faiss_file_with_nan_is_refused(
         Index.import_faiss(tmp_path / "index", tmp_path / "in.faiss", encoder, metric=metric)
 
 
+@pytest.mark.parametrize("refined", [False, True])
+def test_codes_alone_of_a_faiss_file_cannot_be_rescored(
+    tmp_path: Path, encoder: FakeEncoder, refined: bool
+) -> None:
+    array = vectors(400)
+    raw = faiss.index_factory(32, "PQ4x4,Refine(SQ8)" if refined else "PQ4x4", faiss.METRIC_INNER_PRODUCT)
+    raw.train(array)
+    raw.add(array)
+    faiss.write_index(raw, str(tmp_path / "in.faiss"))
+    with Index.import_faiss(tmp_path / "index", tmp_path / "in.faiss", encoder) as index:
+        if refined:
+            assert index.search_vectors(array[:20], 1, rescore=400)[1][:, 0].tolist() == list(range(20))
+            index.set_search_defaults(rescore=8)
+            return
+        with pytest.raises(
+            ValueError, match="rescore does not apply: the index is imported and keeps no vectors"
+        ):
+            index.search_vectors(array[:20], 5, rescore=20)
+        with pytest.raises(ValueError, match="rescore does not apply"):
+            index.set_search_defaults(rescore=8)
+        index.add([Document("a text", "a")])
+        index.set_search_defaults(rescore=8)
+
+
 @pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "HNSW8", "IVF4,SQ8", "PCA16,Flat"])
 def test_a_faiss_file_is_imported_and_exported(tmp_path: Path, encoder: FakeEncoder, factory: str) -> None:
     array = vectors(400)
