@@ -24,7 +24,7 @@ from .search.device import check_device
 from .search.queries import Queries, are_vectors, query_texts, query_vectors
 from .search.searcher import PathLike, Searcher, encoded
 from .search.verify import verify
-from .storage.faiss_index import AUTO
+from .storage.faiss_index import AUTO, faiss_threads
 from .storage.filters import Where
 from .storage.manifest import Metric, Raw
 from .storage.search_parameters import SearchParameters
@@ -436,7 +436,8 @@ class Index(Searcher):
             vectors = query_vectors(given, generation.manifest)
             if not len(vectors):
                 raise ValueError("there are no queries to tune the index with")
-        tuned = tune(generation, target_recall, vectors)
+        with faiss_threads(self._threads):
+            tuned = tune(generation, target_recall, vectors)
         if store:
             change.store_tuned(self.path, tuned, generation.manifest)
             self.refresh()
