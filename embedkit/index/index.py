@@ -392,13 +392,14 @@ class Index(Searcher):
     ) -> None:
         """Store the index's default search parameters; ``tuning``: the measurements they were chosen from.
 
-        ``rescore`` 0 is ``None``: off, or 4 where the index has a refinement (``…,RFlat``); there 1 is the least.
+        What is not given stays as it is. ``rescore`` 0 stores none: off, or 4 where the index has a refinement
+        (``…,RFlat``); there 1 is the least.
 
         Raises:
             ValueError: a parameter is out of range, or does not apply to this kind of index; nothing was stored.
             TypeError: a parameter is not an integer, or ``tuning`` not a dict.
         """
-        parameters = SearchParameters.checked(nprobe, ef, rescore)
+        parameters = SearchParameters.given(nprobe, ef, rescore)
         if tuning is not None and not isinstance(tuning, dict):
             raise TypeError(f"tuning must be a dict, not {type(tuning).__name__}")
         change.set_search_defaults(self.path, parameters, tuning, self._open_live()[1].check)

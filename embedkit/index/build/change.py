@@ -338,20 +338,21 @@ def store_tuned(root: Path, tuned: Tuned, measured: Manifest) -> None:
                 f"{root}: another process has changed the kind of index or its model since it was measured; nothing "
                 "was stored: tune it again"
             )
-        parameters = replace(tuned.point.parameters, rescore=manifest.rescore)
         tuning = {**(manifest.tuning or {}), "tuned": tuned.to_dict()}
-        _store_defaults(writer, base, parameters, tuning)
+        _store_defaults(writer, base, tuned.point.parameters, tuning)
 
 
 def _store_defaults(
     writer: Writer, base: Generation, parameters: SearchParameters, tuning: dict[str, Any] | None
 ) -> None:
+    """Store what is not ``None``; the rest stays as it is."""
     base.check(parameters)
+    complete = base.with_stored(parameters)
     manifest = replace(
         base.manifest,
-        nprobe=parameters.nprobe,
-        ef=parameters.ef,
-        rescore=parameters.rescore,
-        tuning=tuning,
+        nprobe=complete.nprobe,
+        ef=complete.ef,
+        rescore=complete.rescore or None,
+        tuning=base.manifest.tuning if tuning is None else tuning,
     )
     writer.publish(dated(manifest, writer.generation))

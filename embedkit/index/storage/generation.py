@@ -146,12 +146,18 @@ class Generation:
 
     def with_defaults(self, parameters: SearchParameters) -> SearchParameters:
         """``parameters``, completed by the manifest's defaults and by what the segments need."""
+        complete = self.with_stored(parameters)
+        if not complete.rescore and self._mixed:
+            return replace(complete, rescore=_RESCORED_WHERE_MIXED)
+        return complete
+
+    def with_stored(self, parameters: SearchParameters) -> SearchParameters:
+        """``parameters``, completed by the manifest's defaults."""
         manifest = self.manifest
-        rescore = manifest.rescore if parameters.rescore is None else parameters.rescore
         return SearchParameters(
             manifest.nprobe if parameters.nprobe is None else parameters.nprobe,
             manifest.ef if parameters.ef is None else parameters.ef,
-            _RESCORED_WHERE_MIXED if not rescore and self._mixed else rescore,
+            manifest.rescore if parameters.rescore is None else parameters.rescore,
         )
 
     def check(self, parameters: SearchParameters) -> None:
