@@ -15,7 +15,7 @@ import numpy as np
 from ...documents.errors import InputError
 from ...documents.passages import document_of
 from ..auto.tune import Tuned
-from ..errors import BuildError, IndexExistsError, ModelMismatchError, ResumeError
+from ..errors import BuildError, ModelMismatchError, ResumeError
 from ..several import several_ids
 from ..storage import faiss_index
 from ..storage.factory import fitting_factory
@@ -29,7 +29,7 @@ from ..storage.search_parameters import SearchParameters
 from ..words.languages import check_language
 from .fold import copy_segments, languages_of
 from .publish import dated, in_language_of, rows_of_documents, tombstone
-from .resume import change_errors
+from .resume import change_errors, check_new
 from .settings import BuildSettings, Report
 from .transfer import IMPORTED
 
@@ -215,8 +215,7 @@ def _merge(target: Path, sources: Sequence[Path]) -> int:
             _check_alike(sources[0], first, source, generation.manifest)
         _check_disjoint(sources, generations)
         writer = stack.enter_context(Writer(target, create=True))
-        if writer.live() is not None:
-            raise IndexExistsError(f"{target}: an index exists there; name another folder")
+        check_new(writer)
         entries = []
         folders = {}
         for source, generation in zip(sources, generations, strict=True):
