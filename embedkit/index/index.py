@@ -225,7 +225,7 @@ class Index(Searcher):
         cls,
         path: PathLike,
         file: PathLike,
-        encoder: TextEncoder,
+        encoder: TextEncoder | PathLike | None,
         documents: Iterable[str | Document] | None = None,
         *,
         metric: Metric = "cosine",
@@ -237,13 +237,14 @@ class Index(Searcher):
             file: a Faiss index of inner products. The ids of an IndexIDMap become the documents' ids.
                 Those of another index, without ``documents`` or where these have no ids, are in ``file.ids.jsonl``
                 if `export_faiss` has written it; else they are numbers.
-            encoder: computed the vectors.
+            encoder: computed the vectors; a path or name: that model, ``None``: the built-in one.
             documents: in the order of the vectors, or with the file's ids; ``None``: no texts.
             metric: "cosine" if the vectors are normalized, else "dot".
 
         Raises:
             InputError: the file cannot be used, or does not match the documents.
         """
+        encoder = opened(encoder, None)
         transfer.import_faiss_file(_place(path), _place(file), encoder, documents, metric=metric)
         return cls.open(path, encoder)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import faiss
@@ -38,6 +39,17 @@ def test_a_faiss_file_with_nan_is_refused(
     faiss.write_index(raw, str(tmp_path / "in.faiss"))
     with pytest.raises(InputError, match="vector 777 holds NaN or infinity"):
         Index.import_faiss(tmp_path / "index", tmp_path / "in.faiss", encoder, metric=metric)
+
+
+def test_a_faiss_file_is_imported_for_the_model_of_a_folder(
+    make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = make_model()
+    texts = [Document("a cat", "cat"), Document("two dogs", "dogs")]
+    with Index.build(tmp_path / "index", texts, folder) as index:
+        index.export_faiss(tmp_path / "out.faiss")
+    with Index.import_faiss(tmp_path / "again", tmp_path / "out.faiss", str(folder), texts) as index:
+        assert index.search("two dogs", k=1, hybrid=False)[0][0].id == "dogs"
 
 
 @pytest.mark.parametrize("refined", [False, True])
