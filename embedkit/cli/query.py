@@ -93,7 +93,7 @@ def add_commands(commands: Any) -> None:
     query.add_argument(
         "--rerank", metavar="MODEL", help="rerank the results with this cross-encoder, a folder or Hub id"
     )
-    _add_number(query, "--candidates", "documents per query to rerank (default: 50)")
+    _add_number(query, "--candidates", "documents per query to rerank, at least those of -k (default: 50)")
     query.add_argument("--json", action="store_true", help="print one JSON object per result")
     query.add_argument(
         "--stats", action="store_true", help="print queries per second and where the time went to stderr"
