@@ -95,6 +95,13 @@ class Reader {
   Posting now_{-1, 0, 0};
 };
 
+/// The first row that a list goes on with; kEnd if all have ended.
+int64_t first_row(std::span<const Reader> readers) {
+  int64_t first = kEnd;
+  for (const Reader& reader : readers) first = std::min(first, reader.now().row);
+  return first;
+}
+
 bool better(const ScoredRow& one, const ScoredRow& other) {
   return one.score != other.score ? one.score > other.score : one.row < other.row;
 }
@@ -150,18 +157,23 @@ std::string encode_postings(std::span<const int64_t> instances, int64_t after) {
 }
 
 std::pair<std::string, size_t> merge_postings(std::span<const std::string_view> lists, size_t rows) {
-  std::vector<Posting> all;
-  for (const std::string_view list : lists)
-    for (Reader reader(list, rows); reader.now().row != kEnd; reader.next()) all.push_back(reader.now());
-  std::sort(all.begin(), all.end(), [](const Posting& a, const Posting& b) { return a.row < b.row; });
+  std::vector<Reader> readers;
+  for (const std::string_view list : lists) readers.emplace_back(list, rows);
   Writer out;
-  for (size_t i = 0; i < all.size();) {
-    Posting sum{all[i].row, 0, 0};
-    for (; i < all.size() && all[i].row == sum.row; ++i) {
-      sum.text += all[i].text;
-      sum.title += all[i].title;
-    }
-    out.add(sum);
+  std::array<Posting, kBlock> sums;
+  for (;;) {
+    const int64_t first = first_row(readers);
+    if (first == kEnd) break;
+    const int64_t begin = first - first % kBlock, end = begin + kBlock;
+    sums.fill({-1, 0, 0});
+    for (Reader& reader : readers)
+      for (; reader.now().row < end; reader.next()) {
+        const Posting& at = reader.now();
+        Posting& sum = sums[static_cast<size_t>(at.row - begin)];
+        sum = {at.row, sum.text + at.text, sum.title + at.title};
+      }
+    for (const Posting& sum : sums)
+      if (sum.row >= 0) out.add(sum);
   }
   const size_t merged = out.rows();
   return {out.take(), merged};
@@ -189,8 +201,7 @@ std::vector<ScoredRow> bm25(std::span<const QueryWord> words, const Bm25Options&
   std::array<uint32_t, kBlock + 1> found;  // one more: a row is written before it is known to be new
   const double shortest = kK1 * (1 - kB), each = kK1 * kB / options.average_length;
   for (;;) {
-    int64_t first = kEnd;
-    for (const Reader& reader : readers) first = std::min(first, reader.now().row);
+    const int64_t first = first_row(readers);
     if (first == kEnd) return best.take();
     const int64_t begin = first - first % kBlock, end = begin + kBlock;
     size_t number = 0;

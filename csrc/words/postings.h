@@ -29,7 +29,8 @@ std::string encode_postings(std::span<const int64_t> instances, int64_t after = 
 
 /// The posting list of the words of `lists` together, and the number of its rows.
 ///
-/// Throws InvalidArgument if a list is damaged or has a row of `rows` or more.
+/// Beside that list, the memory does not grow with the number of rows. Throws InvalidArgument if a list is
+/// damaged or has a row of `rows` or more.
 std::pair<std::string, size_t> merge_postings(std::span<const std::string_view> lists, size_t rows);
 
 /// A word of a query.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from ..arguments import check_positive
@@ -27,6 +28,7 @@ from .common import (
     print_json,
     show,
     size,
+    zero_or,
 )
 from .outcome import counted
 from .terminal import ProgressBar, printable
@@ -70,7 +72,7 @@ def add_commands(commands: Any) -> None:
     _add_index(verify)
     verify.add_argument(
         "--sample",
-        type=integer(_sample),
+        type=integer(zero_or(partial(check_positive, "sample"))),
         default=32,
         metavar="N",
         help="documents to encode again; 0 for none, without loading the model (default: 32)",
@@ -122,10 +124,6 @@ def add_commands(commands: Any) -> None:
     )
     add_max_memory(export)
     add_threads(export)
-
-
-def _sample(value: Any) -> int:
-    return 0 if value == 0 else check_positive("sample", value)
 
 
 def _add_index(command: argparse.ArgumentParser) -> None:

@@ -30,6 +30,7 @@ from .common import (
     open_reranker,
     print_json,
     show_result,
+    zero_or,
 )
 from .terminal import printable, shown_id, table
 
@@ -84,12 +85,15 @@ def add_commands(commands: Any) -> None:
     _add_number(query, "--nprobe", "IVF: inverted lists to search (default: that of the index)")
     _add_number(query, "--ef", "HNSW: candidates to keep (default: that of the index)")
     _add_number(
-        query, "--rescore", "quantized: rank N x k candidates by their vectors (default: that of the index)"
+        query,
+        "--rescore",
+        "quantized: rank N x k candidates by their vectors; 0 for none (default: that of the index)",
+        zero=True,
     )
     query.add_argument(
         "--rerank", metavar="MODEL", help="rerank the results with this cross-encoder, a folder or Hub id"
     )
-    _add_number(query, "--candidates", "documents per query to rerank (default: 50)")
+    _add_number(query, "--candidates", "documents per query to rerank, at least those of -k (default: 50)")
     query.add_argument("--json", action="store_true", help="print one JSON object per result")
     query.add_argument(
         "--stats", action="store_true", help="print queries per second and where the time went to stderr"
@@ -106,10 +110,19 @@ def add_commands(commands: Any) -> None:
     add_threads(query)
 
 
-def _add_number(command: argparse.ArgumentParser, option: str, help: str, default: int | None = None) -> None:
-    """Add an option that takes a positive integer."""
+def _add_number(
+    command: argparse.ArgumentParser,
+    option: str,
+    help: str,
+    default: int | None = None,
+    *,
+    zero: bool = False,
+) -> None:
+    """Add an option that takes a positive integer, or with ``zero`` also 0."""
     check = partial(check_positive, option.lstrip("-"))
-    command.add_argument(option, type=integer(check), default=default, metavar="N", help=help)
+    command.add_argument(
+        option, type=integer(zero_or(check) if zero else check), default=default, metavar="N", help=help
+    )
 
 
 def _weight(text: str) -> float:

@@ -24,7 +24,7 @@ from .search.device import check_device
 from .search.queries import Queries, are_vectors, query_texts, query_vectors
 from .search.searcher import PathLike, Searcher, encoded
 from .search.verify import verify
-from .storage.faiss_index import AUTO
+from .storage.faiss_index import AUTO, faiss_threads
 from .storage.filters import Where
 from .storage.manifest import Metric, Raw
 from .storage.search_parameters import SearchParameters
@@ -225,7 +225,7 @@ class Index(Searcher):
         cls,
         path: PathLike,
         file: PathLike,
-        encoder: TextEncoder,
+        encoder: TextEncoder | PathLike | None,
         documents: Iterable[str | Document] | None = None,
         *,
         metric: Metric = "cosine",
@@ -237,13 +237,14 @@ class Index(Searcher):
             file: a Faiss index of inner products. The ids of an IndexIDMap become the documents' ids.
                 Those of another index, without ``documents`` or where these have no ids, are in ``file.ids.jsonl``
                 if `export_faiss` has written it; else they are numbers.
-            encoder: computed the vectors.
+            encoder: computed the vectors; a path or name: that model, ``None``: the built-in one.
             documents: in the order of the vectors, or with the file's ids; ``None``: no texts.
             metric: "cosine" if the vectors are normalized, else "dot".
 
         Raises:
             InputError: the file cannot be used, or does not match the documents.
         """
+        encoder = opened(encoder, None)
         transfer.import_faiss_file(_place(path), _place(file), encoder, documents, metric=metric)
         return cls.open(path, encoder)
 
@@ -399,13 +400,14 @@ class Index(Searcher):
     ) -> None:
         """Store the index's default search parameters; ``tuning``: the measurements they were chosen from.
 
-        ``rescore`` 0 is ``None``: off, or 4 where the index has a refinement (``…,RFlat``); there 1 is the least.
+        What is not given stays as it is. ``rescore`` 0 stores none: off, or 4 where the index has a refinement
+        (``…,RFlat``); there 1 is the least.
 
         Raises:
             ValueError: a parameter is out of range, or does not apply to this kind of index; nothing was stored.
             TypeError: a parameter is not an integer, or ``tuning`` not a dict.
         """
-        parameters = SearchParameters.checked(nprobe, ef, rescore)
+        parameters = SearchParameters.given(nprobe, ef, rescore)
         if tuning is not None and not isinstance(tuning, dict):
             raise TypeError(f"tuning must be a dict, not {type(tuning).__name__}")
         change.set_search_defaults(self.path, parameters, tuning, self._open_live()[1].check)
@@ -443,7 +445,8 @@ class Index(Searcher):
             vectors = query_vectors(given, generation.manifest)
             if not len(vectors):
                 raise ValueError("there are no queries to tune the index with")
-        tuned = tune(generation, target_recall, vectors)
+        with faiss_threads(self._threads):
+            tuned = tune(generation, target_recall, vectors)
         if store:
             change.store_tuned(self.path, tuned, generation.manifest)
             self.refresh()

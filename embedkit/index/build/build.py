@@ -234,7 +234,7 @@ def build(
             return Written(
                 0, 0, 0, filtered.unchanged, filtered.repeated, filtered.blank, writer.generation - before
             )
-        near = near_duplicates(writer, entry, manifest.dimension, settings.dedup)
+        near = near_duplicates(writer, entry, manifest.dimension, settings)
         written, replaced = publish(writer, manifest, entry, base, mode=mode, left_out=near)
         # readers see the change; the next writer removes a journal that is left
         with contextlib.suppress(OSError):

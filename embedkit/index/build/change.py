@@ -16,7 +16,7 @@ import numpy as np
 from ...documents.errors import InputError
 from ...documents.passages import document_of
 from ..auto.tune import Tuned
-from ..errors import BuildError, IndexExistsError, ModelMismatchError, ResumeError
+from ..errors import BuildError, ModelMismatchError, ResumeError
 from ..several import several_ids
 from ..storage import faiss_index
 from ..storage.factory import fitting_factory
@@ -30,7 +30,7 @@ from ..storage.search_parameters import SearchParameters
 from ..words.languages import check_language
 from .fold import copy_segments, language_of
 from .publish import dated, in_language_of, kept_as_asked, rows_of_documents, tombstone
-from .resume import change_errors
+from .resume import change_errors, check_new
 from .settings import BuildSettings, Report
 from .transfer import IMPORTED
 
@@ -254,8 +254,7 @@ def _merge(target: Path, sources: Sequence[Path]) -> int:
             _check_alike(sources[0], first, source, generation.manifest)
         _check_disjoint(sources, generations)
         writer = stack.enter_context(Writer(target, create=True))
-        if writer.live() is not None:
-            raise IndexExistsError(f"{target}: an index exists there; name another folder")
+        check_new(writer)
         entries = []
         folders = {}
         for source, generation in zip(sources, generations, strict=True):
@@ -377,20 +376,21 @@ def store_tuned(root: Path, tuned: Tuned, measured: Manifest) -> None:
                 f"{root}: another process has changed the kind of index or its model since it was measured; nothing "
                 "was stored: tune it again"
             )
-        parameters = replace(tuned.point.parameters, rescore=manifest.rescore)
         tuning = {**(manifest.tuning or {}), "tuned": tuned.to_dict()}
-        _store_defaults(writer, base, parameters, tuning)
+        _store_defaults(writer, base, tuned.point.parameters, tuning)
 
 
 def _store_defaults(
     writer: Writer, base: Generation, parameters: SearchParameters, tuning: dict[str, Any] | None
 ) -> None:
+    """Store what is not ``None``; the rest stays as it is."""
     base.check(parameters)
+    complete = base.with_stored(parameters)
     manifest = replace(
         base.manifest,
-        nprobe=parameters.nprobe,
-        ef=parameters.ef,
-        rescore=parameters.rescore,
-        tuning=tuning,
+        nprobe=complete.nprobe,
+        ef=complete.ef,
+        rescore=complete.rescore or None,
+        tuning=base.manifest.tuning if tuning is None else tuning,
     )
     writer.publish(dated(manifest, writer.generation))

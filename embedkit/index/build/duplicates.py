@@ -6,12 +6,12 @@ import contextlib
 
 import numpy as np
 
-from ..storage.faiss_index import Int64Array
+from ..storage.faiss_index import Int64Array, faiss_threads
 from ..storage.layout import Writer
 from ..storage.manifest import SegmentEntry
 from ..storage.search_parameters import SearchParameters
 from ..storage.segment import Segment
-from .settings import near_similarity
+from .settings import BuildSettings, near_similarity
 
 __all__ = ["near_duplicates"]
 
@@ -19,19 +19,21 @@ _NEIGHBOURS = 64
 _AT_ONCE = 1024
 
 
-def near_duplicates(writer: Writer, entry: SegmentEntry, dimension: int, dedup: str | None) -> Int64Array:
-    """The rows of the finished segment that are at least as similar to an earlier row that is kept as ``dedup`` says.
+def near_duplicates(
+    writer: Writer, entry: SegmentEntry, dimension: int, settings: BuildSettings
+) -> Int64Array:
+    """The rows of the finished segment that are at least as similar to an earlier row that is kept as ``settings`` say.
 
     Looks at each row's 64 nearest neighbors, as the segment's own Faiss index finds them; so of a larger group of
     duplicates, or in an index that is not exact, some may remain.
     """
-    similarity = near_similarity(dedup)
+    similarity = near_similarity(settings.dedup)
     if similarity is None:
         return np.empty(0, np.int64)
     folder = writer.building if writer.building.exists() else writer.segments / entry.name
     segment = Segment(writer.root, folder, entry, dimension=dimension)
     dropped = np.zeros(entry.rows, np.bool_)
-    with contextlib.closing(segment):
+    with contextlib.closing(segment), faiss_threads(settings.threads):
         for empty in segment.ids.empty_rows():
             dropped[empty] = True
         gone = dropped.copy()

@@ -26,6 +26,7 @@ _DOCUMENT_BYTES = 120  # of SQLite's pages and indexes for a document, without i
 _INDEX_BYTES = 20_000  # of an index without documents: mostly SQLite's tables
 _TEXT_COPIES = 1.4  # the text and the posting lists of its words
 _SORTED_COPIES = 1.1  # its words while they are sorted
+_SEEN_BYTES = 80  # of a text's digest in a set of Python
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +78,14 @@ def estimate(
     stored = codes + (0 if is_exact(index) or kept == "none" else vector)
     text = sum(len(document.text.encode("utf-8", "replace")) for document in sample) / len(sample)
     row = stored + _DOCUMENT_BYTES + _TEXT_COPIES * text
+    held = bytes_per_vector(index) + (_SEEN_BYTES if settings.dedup is not None else 0)
     return Estimate(
         documents=documents,
         passages=passages,
         seconds=rows * _seconds_of_one(sample, trial),
         disk=_INDEX_BYTES + int(rows * row),
         disk_while_building=_INDEX_BYTES + int(rows * (row + vector + _SORTED_COPIES * text)),
-        memory=min(settings.max_memory, int(resident() + rows * bytes_per_vector(index)) + (64 << 20)),
+        memory=min(settings.max_memory, int(resident() + rows * held) + (64 << 20)),
     )
 
 

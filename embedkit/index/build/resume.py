@@ -16,7 +16,7 @@ import numpy as np
 
 from ...documents.document import Document
 from ...files import fsync, reason_of
-from ..errors import BuildError, ResumeError, TooFewVectorsError
+from ..errors import BuildError, IndexExistsError, ResumeError, TooFewVectorsError
 from ..storage.journal import Header, Made, State, forget_finished, read_journal
 from ..storage.layout import JOURNAL_FILE, Writer
 from ..storage.manifest import Manifest, SegmentEntry, hash_file
@@ -28,6 +28,7 @@ __all__ = [
     "check_base",
     "check_finished",
     "check_header",
+    "check_new",
     "disk_errors",
     "forget",
     "left_behind",
@@ -112,6 +113,16 @@ def left_behind(writer: Writer, restart: bool) -> State | None:
         writer.journal.unlink(missing_ok=True)
         shutil.rmtree(writer.building, ignore_errors=True)
     return state
+
+
+def check_new(writer: Writer) -> None:
+    """Refuse a folder with an index, or with what an interrupted build has encoded for one."""
+    if writer.live() is not None:
+        raise IndexExistsError(f"{writer.root}: an index exists there; name another folder")
+    if rows := resumable_rows(writer.root):
+        raise IndexExistsError(
+            f"{writer.root}: an interrupted 'build' has encoded {rows} documents there; name another folder"
+        )
 
 
 def forget(writer: Writer) -> None:

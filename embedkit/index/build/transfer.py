@@ -35,7 +35,7 @@ from ..storage.vector_table import VectorTable, write_parquet
 from ..storage.vectors import normalize_rows
 from .build_parts import VECTORS_FILE, build_parts
 from .publish import dated, in_language_of, new_manifest
-from .resume import change_errors
+from .resume import change_errors, check_new
 from .settings import BuildSettings, Progress, Report
 
 __all__ = ["IMPORTED", "export_faiss_file", "export_parquet_file", "import_faiss_file"]
@@ -70,8 +70,7 @@ def import_faiss_file(
     if metric == "cosine":
         _check_unit(path, index)
     with change_errors(root, "the import"), Writer(root, create=True) as writer:
-        if writer.live() is not None:
-            raise IndexExistsError(f"{root}: an index exists there; name another folder")
+        check_new(writer)
         name = writer.new_name()
         folder = writer.stage(name)
         store = DocumentWriter(folder)

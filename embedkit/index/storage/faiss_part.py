@@ -122,6 +122,11 @@ class FaissPart:
         return is_exact(self.index)
 
     @cached_property
+    def refined(self) -> bool:
+        """Whether it scores again what it has found by codes, by finer ones or the vectors."""
+        return isinstance(self.index, import_faiss().IndexRefine)
+
+    @cached_property
     def nlist(self) -> int | None:
         """Inverted lists; ``None`` if it has none."""
         ivf = ivf_of(self.index)

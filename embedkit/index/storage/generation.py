@@ -6,7 +6,7 @@ import contextlib
 import errno
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 from ...documents.passages import document_of
 from ...files import reason_of
 from ..errors import IndexDamagedError
-from ..words.analyzer import analyzer
+from ..words.analyzer import Form, analyzer
 from .document_store import StoredDocument
 from .factory import codes_of
 from .faiss_index import Float32Array, Int64Array
@@ -39,14 +39,6 @@ _CONDITIONS_KEPT = 8
 _IDS_AT_ONCE = 65_536
 _RESCORED_WHERE_MIXED = 4
 _MOST_WORDS = 64  # of a query that are scored
-
-
-def _rarest(counts: Sequence[int]) -> list[int]:
-    """Places of the words that are in the fewest documents, in order; those that are in none tell nothing."""
-    if len(counts) <= _MOST_WORDS:
-        return list(range(len(counts)))
-    rarest = sorted(range(len(counts)), key=lambda at: (not counts[at], counts[at]))
-    return sorted(rarest[:_MOST_WORDS])
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +108,13 @@ class Generation:
         return len(set().union(*compared)) > 1
 
     @cached_property
+    def _rescores(self) -> bool:
+        """Whether hits can be scored again, as `Segment.rescores`; without documents, those that are added."""
+        if not self.segments:
+            return self.manifest.kept != "none"
+        return any(segment.rescores for segment in self.segments)
+
+    @cached_property
     def compares_all(self) -> bool:
         """Whether a search compares every vector as it is, so that a deeper one only adds hits."""
         return all(part.exact and part.nlist is None and part.ef is None for part in self.faiss_parts)
@@ -147,12 +146,18 @@ class Generation:
 
     def with_defaults(self, parameters: SearchParameters) -> SearchParameters:
         """``parameters``, completed by the manifest's defaults and by what the segments need."""
+        complete = self.with_stored(parameters)
+        if not complete.rescore and self._mixed:
+            return replace(complete, rescore=_RESCORED_WHERE_MIXED)
+        return complete
+
+    def with_stored(self, parameters: SearchParameters) -> SearchParameters:
+        """``parameters``, completed by the manifest's defaults."""
         manifest = self.manifest
-        rescore = manifest.rescore if parameters.rescore is None else parameters.rescore
         return SearchParameters(
             manifest.nprobe if parameters.nprobe is None else parameters.nprobe,
             manifest.ef if parameters.ef is None else parameters.ef,
-            _RESCORED_WHERE_MIXED if not rescore and self._mixed else rescore,
+            manifest.rescore if parameters.rescore is None else parameters.rescore,
         )
 
     def check(self, parameters: SearchParameters) -> None:
@@ -160,7 +165,7 @@ class Generation:
         nprobe, ef, rescore = parameters.nprobe, parameters.ef, parameters.rescore
         if rescore is not None and rescore < 0:
             raise ValueError(f"rescore must be 0 (off) or more, not {rescore}")
-        if rescore and self.manifest.kept == "none" and not any(one.keeps_vectors for one in self.segments):
+        if rescore and not self._rescores:
             raise ValueError(
                 f"rescore does not apply: the index is {self.factory} and keeps no vectors beside its codes; "
                 "build it with --keep fp32 or int8"
@@ -267,7 +272,9 @@ class Generation:
     def asked(self, query: str) -> Asked:
         """The words of ``query``, as each segment is asked for them; `has_words` must hold."""
         languages = [segment.entry.words.language for segment in self.segments if segment.entry.words]
-        forms = {language: analyzer(language).forms(query) for language in set(languages)}
+        forms = {
+            language: self._rarest(language, analyzer(language).forms(query)) for language in set(languages)
+        }
         every = {word for each in forms.values() for (word, _), _ in each}
         words = []
         held: Counter[tuple[str, int]] = Counter()  # documents with a word, whatever its stem
@@ -283,9 +290,6 @@ class Generation:
         documents = sum(segment.words.documents for segment in self.segments)
         length = sum(segment.words.length for segment in self.segments)
         counts = {language: [held[word] for word, _ in each] for language, each in forms.items()}
-        kept = {language: _rarest(each) for language, each in counts.items()}
-        counts = {language: [each[at] for at in kept[language]] for language, each in counts.items()}
-        words = [[own[at] for at in kept[language]] for own, language in zip(words, languages, strict=True)]
         weights = {language: [weight_of(one, documents) for one in each] for language, each in counts.items()}
         most = common_from(documents)
         rarest = (attainable([one for one in each if one < most], documents) for each in counts.values())
@@ -295,6 +299,18 @@ class Generation:
             length / max(documents, 1),
             max(rarest, default=0.0),
         )
+
+    def _rarest(self, language: str, forms: list[Form]) -> list[Form]:
+        """Those of ``forms`` that are in the fewest texts of ``language``, in order; what is in none tells nothing."""
+        if len(forms) <= _MOST_WORDS:
+            return forms
+        counts = [0] * len(forms)
+        for segment in self.segments:
+            if segment.entry.words is not None and segment.entry.words.language == language:
+                held = segment.words.count([term for _, term in forms])
+                counts = [sum(both) for both in zip(counts, held, strict=True)]
+        rarest = sorted(range(len(forms)), key=lambda at: (not counts[at], counts[at]))
+        return [forms[at] for at in sorted(rarest[:_MOST_WORDS])]
 
     def keywords(self, asked: Asked, limit: int, chosen: Chosen | None) -> list[tuple[int, float]]:
         """The ``limit`` best rows for the words ``asked`` for and their BM25 scores, best first.

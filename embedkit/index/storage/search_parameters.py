@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 __all__ = ["SearchParameters"]
@@ -29,19 +29,13 @@ class SearchParameters:
 
     @classmethod
     def given(cls, nprobe: Any, ef: Any, rescore: Any) -> SearchParameters:
-        """The same from the arguments of a search; the errors are those of `checked`."""
-        return cls(_integer("nprobe", nprobe), _integer("ef", ef), _integer("rescore", rescore))
-
-    @classmethod
-    def checked(cls, nprobe: Any, ef: Any, rescore: Any) -> SearchParameters:
-        """The same from arguments as an index stores them; a ``rescore`` of 0 is ``None``.
+        """The same from arguments.
 
         Raises:
             TypeError: one of them is not an integer.
             ValueError: one of them is too large for any index.
         """
-        given = cls.given(nprobe, ef, rescore)
-        return replace(given, rescore=given.rescore or None)
+        return cls(_integer("nprobe", nprobe), _integer("ef", ef), _integer("rescore", rescore))
 
     def __str__(self) -> str:
         """As ``nprobe 16, rescore 4``; empty where nothing is set."""

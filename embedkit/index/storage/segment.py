@@ -78,7 +78,12 @@ class Segment:
     @property
     def keeps_vectors(self) -> bool:
         """Whether it has vectors, and not only codes."""
-        return self.exact or self.entry.raw != "none"
+        return self.entry.raw != "none" or self.exact
+
+    @property
+    def rescores(self) -> bool:
+        """Whether it has vectors, or finer codes, to score again what was found by its codes."""
+        return self.keeps_vectors or any(part.refined for part in self.parts)
 
     @cached_property
     def can_read_back(self) -> bool:

@@ -250,6 +250,15 @@ class Words:
         """The number of words of all documents."""
         return self._lengths.words
 
+    def count(self, terms: Sequence[str]) -> list[int]:
+        """How many rows hold each of ``terms``, as of `find`; a row counts for each word that a prefix stands for."""
+        bounds = [(term[:-1], term[:-1] + _BEYOND) if term.endswith("*") else (term, term) for term in terms]
+        sql = (
+            "SELECT (SELECT total(rows) FROM words WHERE term BETWEEN json_extract(value, '$[0]') AND "
+            "json_extract(value, '$[1]')) FROM json_each(?)"
+        )
+        return [int(rows) for (rows,) in self._documents.query(sql, json.dumps(bounds))]
+
     def find(self, terms: Sequence[str]) -> list[Postings]:
         """The postings of each of ``terms``; one that ends in "*" stands for all words that begin with it."""
         found = {

@@ -26,7 +26,10 @@ from itertools import islice, pairwise
 
 from .languages import NONE, stop_words
 
-__all__ = ["Analyzer", "analyzer", "create_table", "runs_and_words"]
+__all__ = ["Analyzer", "Form", "analyzer", "create_table", "runs_and_words"]
+
+Form = tuple[tuple[str, int], str]
+"""A term of a query, after what the terms of other languages are told by: its word and a number."""
 
 _MOST_WORDS = 512  # of a query, of which `Generation.asked` takes the rarest
 _CACHED_STEMS = 65_536
@@ -316,8 +319,8 @@ class Analyzer:
         """The words of ``query`` as they are stored; one that is there in two forms is twice in the list."""
         return [term for _, term in self.forms(query)]
 
-    def forms(self, query: str) -> list[tuple[tuple[str, int], str]]:
-        """The `terms` of ``query``, each after what the terms of other languages are told by: its word and a number."""
+    def forms(self, query: str) -> list[Form]:
+        """The `terms` of ``query``."""
         words = self._words(query)
         cut = self._cut([word.removesuffix("*") for word, _ in words])
         return [

@@ -506,7 +506,12 @@ def test_candidates_are_scored_by_their_vectors_if_told(capsys: pytest.CaptureFi
     with Index.open("exact", FakeEncoder()) as exact:
         expected = [hit.score for hit in exact.search("number 7", k=3, hybrid=False)[0]]
     assert scores(capsys, *query, "--rescore", 7) == pytest.approx(expected, abs=2e-6)
-    assert scores(capsys, *query) != pytest.approx(expected, abs=1e-4)
+    plain = scores(capsys, *query)
+    assert plain != pytest.approx(expected, abs=1e-4)
+    with Index.open("index") as index:
+        index.set_search_defaults(rescore=7)
+    assert scores(capsys, *query) == pytest.approx(expected, abs=2e-6)
+    assert scores(capsys, *query, "--rescore", 0) == plain
 
 
 def test_dot_products_if_told(capsys: pytest.CaptureFixture[str]) -> None:

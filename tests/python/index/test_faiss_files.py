@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import faiss
@@ -38,6 +39,41 @@ def test_a_faiss_file_with_nan_is_refused(
     faiss.write_index(raw, str(tmp_path / "in.faiss"))
     with pytest.raises(InputError, match="vector 777 holds NaN or infinity"):
         Index.import_faiss(tmp_path / "index", tmp_path / "in.faiss", encoder, metric=metric)
+
+
+def test_a_faiss_file_is_imported_for_the_model_of_a_folder(
+    make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = make_model()
+    texts = [Document("a cat", "cat"), Document("two dogs", "dogs")]
+    with Index.build(tmp_path / "index", texts, folder) as index:
+        index.export_faiss(tmp_path / "out.faiss")
+    with Index.import_faiss(tmp_path / "again", tmp_path / "out.faiss", str(folder), texts) as index:
+        assert index.search("two dogs", k=1, hybrid=False)[0][0].id == "dogs"
+
+
+@pytest.mark.parametrize("refined", [False, True])
+def test_codes_alone_of_a_faiss_file_cannot_be_rescored(
+    tmp_path: Path, encoder: FakeEncoder, refined: bool
+) -> None:
+    array = vectors(400)
+    raw = faiss.index_factory(32, "PQ4x4,Refine(SQ8)" if refined else "PQ4x4", faiss.METRIC_INNER_PRODUCT)
+    raw.train(array)
+    raw.add(array)
+    faiss.write_index(raw, str(tmp_path / "in.faiss"))
+    with Index.import_faiss(tmp_path / "index", tmp_path / "in.faiss", encoder) as index:
+        if refined:
+            assert index.search_vectors(array[:20], 1, rescore=400)[1][:, 0].tolist() == list(range(20))
+            index.set_search_defaults(rescore=8)
+            return
+        with pytest.raises(
+            ValueError, match="rescore does not apply: the index is imported and keeps no vectors"
+        ):
+            index.search_vectors(array[:20], 5, rescore=20)
+        with pytest.raises(ValueError, match="rescore does not apply"):
+            index.set_search_defaults(rescore=8)
+        index.add([Document("a text", "a")])
+        index.set_search_defaults(rescore=8)
 
 
 @pytest.mark.parametrize("factory", ["Flat", "IVF4,Flat", "HNSW8", "IVF4,SQ8", "PCA16,Flat"])

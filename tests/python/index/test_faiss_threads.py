@@ -11,6 +11,8 @@ import pytest
 from fake_encoder import FakeEncoder
 
 from embedkit.index import Index
+from embedkit.index.auto import tune
+from embedkit.index.storage.segment import Segment
 
 faiss = pytest.importorskip("faiss")
 
@@ -46,4 +48,29 @@ def test_a_search_leaves_them_as_they_were(
         monkeypatch.setattr(index.generation, "search", watched)
         search(index)
     assert used == [2]
+    assert faiss.omp_get_max_threads() == 4
+
+
+def test_near_duplicates_and_tuning_use_those_that_are_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, four_threads: None
+) -> None:
+    used = []
+
+    def watched(run: Callable[..., Any]) -> Callable[..., Any]:
+        def watch(*arguments: Any) -> Any:
+            used.append(faiss.omp_get_max_threads())
+            return run(*arguments)
+
+        return watch
+
+    monkeypatch.setattr(Segment, "search", watched(Segment.search))
+    texts = [f"text {number}" for number in range(20)]
+    with Index.build(
+        tmp_path / "index", texts, FakeEncoder(), factory="HNSW8", dedup="near:0.99", threads=2
+    ) as index:
+        assert used == [2]
+        monkeypatch.undo()
+        monkeypatch.setattr(tune, "exact_search", watched(tune.exact_search))
+        index.tune(0.9)
+    assert used == [2, 2]
     assert faiss.omp_get_max_threads() == 4

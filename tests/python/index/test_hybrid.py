@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from fake_encoder import FakeEncoder
 
+from embedkit import _core
 from embedkit.cli.main import main
 from embedkit.index import Document, Index
 from embedkit.index.search.hybrid import WORDS_WEIGHT, attainable, fuse
@@ -33,6 +34,25 @@ def test_the_rarest_words_of_a_long_query_count(tmp_path: Path, encoder: FakeEnc
         for query in (f"ERRZQX42 {others}", f"{others} ERRZQX42"):
             best = index.search(query, k=1, hybrid=1.0)[0][0]
             assert "ERRZQX42" in best.text
+
+
+def test_of_a_long_query_only_the_prefixes_that_count_are_read(
+    tmp_path: Path, encoder: FakeEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letters = [chr(0x4E00 + at) for at in range(200)]
+    texts = ["".join(letters[at : at + 3]) for at in range(198)]
+    merged = []
+    merge = _core.merge_postings
+
+    def watched(lists: list[bytes], rows: int) -> tuple[bytes, int]:
+        merged.append(len(lists))
+        return merge(lists, rows)
+
+    monkeypatch.setattr(_core, "merge_postings", watched)
+    with Index.build(tmp_path / "index", texts, encoder) as index:
+        for _ in range(2):  # what was read is kept
+            assert index.search(" ".join(letters), k=1, hybrid=1.0)[0][0].text == texts[0]
+    assert len(merged) == 64
 
 
 def test_fused_scores_are_those_of_the_formula() -> None:

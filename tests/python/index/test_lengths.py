@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fake_encoder import FakeEncoder
 
 from embedkit import Encoder
 from embedkit.cli.main import main
@@ -109,6 +110,15 @@ def test_the_count_of_cut_texts_is_unknown_where_deleted_ones_may_be_among_them(
         assert index.compact() and index.info()["truncated"] is None
     assert main(["info", str(tmp_path / "again")]) == 0
     assert re.search("^truncated +unknown$", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_the_estimate_counts_what_dedup_remembers() -> None:
+    sample = [Document("a text", "a")]
+    plain, distinct = (
+        estimate(sample, 10**6, FakeEncoder(), BuildSettings("Flat", dedup=dedup, max_memory=4 << 30))
+        for dedup in (None, "exact")
+    )
+    assert distinct.memory - plain.memory == pytest.approx(80e6, abs=20e6)
 
 
 def test_the_estimate_neither_refuses_nor_counts_nor_warns(make_model: Callable[..., Path]) -> None:

@@ -22,7 +22,7 @@ from fake_encoder import FakeEncoder
 from peak_memory import PEAK_KIB, needs_peak
 
 from embedkit import Encoder
-from embedkit.index import BuildError, Document, Index, InputError, ResumeError
+from embedkit.index import BuildError, Document, Index, IndexExistsError, InputError, ResumeError
 from embedkit.index.auto.result import Choice
 from embedkit.index.build import build as building
 from embedkit.index.build import encode, staging
@@ -167,6 +167,21 @@ def test_only_the_rest_is_encoded(interrupted: Interrupted) -> None:
         assert encoder.texts == 5000 - 2048
         assert [step.done for step in steps if step.stage == "encode"] == [2048, 4096, 5000]
         assert index.search("text 17", k=1)[0][0].id == "17"
+
+
+def test_nothing_else_is_put_where_an_interrupted_build_is(interrupted: Interrupted, tmp_path: Path) -> None:
+    root, texts = interrupted
+    for name in "ab":
+        with Index.build(tmp_path / name, [Document(name, name)], FakeEncoder()) as index:
+            index.export_faiss(tmp_path / f"{name}.faiss")
+    refused = pytest.raises(IndexExistsError, match="an interrupted 'build' has encoded 2048 documents there")
+    with refused:
+        Index.merge(root, [tmp_path / "a", tmp_path / "b"])
+    with refused:
+        Index.import_faiss(root, tmp_path / "a.faiss", FakeEncoder())
+    encoder = Failing(0)
+    Index.build(root, texts, encoder).close()
+    assert encoder.texts == 5000 - 2048
 
 
 @pytest.mark.parametrize(

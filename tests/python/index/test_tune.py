@@ -227,6 +227,16 @@ def test_defaults_that_could_not_be_read_again_are_refused(
         assert (manifest.nprobe, manifest.rescore) == (3, None)
 
 
+def test_defaults_that_are_not_given_stay(inverted: Index) -> None:
+    tuned = inverted.tune(0.9)
+    assert tuned is not None
+    for rescore in (4, None):
+        inverted.set_search_defaults(rescore=rescore or 0)
+        manifest = inverted.generation.manifest
+        assert (manifest.nprobe, manifest.rescore) == (tuned.point.parameters.nprobe, rescore)
+        assert manifest.tuning == {"tuned": tuned.to_dict()}
+
+
 def test_a_default_of_0_that_an_earlier_version_wrote_is_read(inverted: Index) -> None:
     path = inverted.path / "manifests" / inverted.generation.manifest.filename
     path.write_text(path.read_text().replace('"rescore": null', '"rescore": 0'))
