@@ -9,7 +9,7 @@ from typing import Any
 from ..model_folder.folder import Stamp, open_folder
 from ..model_folder.json_file import present
 from .onnx import OnnxStage
-from .onnx_files import PRECISIONS, GraphFile, find_graph, graph_hash
+from .onnx_files import PRECISIONS, GraphFile, find_graph, graph_files, graph_hash
 from .onnx_session import CPU, ON_GPU, Provider, check_providers, provider_names
 from .stage_engine import StageEngine
 
@@ -84,7 +84,9 @@ class OnnxEngine(StageEngine):
             )
         ranges = self.graph.ranges if self.graph.own else folder.stamp.ranges
         folder = replace(
-            folder, precision=self.graph.precision, stamp=Stamp(self.graph.fingerprint, ranges=ranges)
+            folder.with_files(graph_files(self.graph.path)),
+            precision=self.graph.precision,
+            stamp=Stamp(self.graph.fingerprint, ranges=ranges),
         )
 
         def open_stage() -> OnnxStage:

@@ -155,6 +155,21 @@ def test_a_fingerprint_of_the_graph(folder: Path, tmp_path: Path) -> None:
     assert Encoder(again, backend="onnx").fingerprint != first
 
 
+@pytest.mark.parametrize("name", ["model.onnx", "model.onnx_data"])
+def test_a_graph_that_was_replaced_is_no_longer_the_one_in_memory(folder: Path, name: str) -> None:
+    import onnx
+
+    path = folder / "onnx" / "model.onnx"
+    onnx.save(
+        onnx.load(str(path)), str(path), save_as_external_data=True, location="model.onnx_data", size_threshold=0
+    )
+    encoder = Encoder(folder, backend="onnx")
+    changed = path.with_name(name)
+    changed.write_bytes(changed.read_bytes() + b"\0")
+    with pytest.raises(ValueError, match=f"{name} has changed since the model was opened"):
+        encoder.fingerprint  # noqa: B018
+
+
 def test_types_the_core_does_not_know(tmp_path: Path, make_model: Callable[..., Path]) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
