@@ -170,14 +170,28 @@ class LoadedModel(ABC, Generic[_Engine]):
         # Routes may have chosen different ones.
         one = not getattr(engine.folder, "routes", None)
         options = replace(self._options, precision=engine.precision) if one else self._options
-        return {**self.__dict__, "_options": options, "_loaded": path, "_counts": None}
+        return {
+            **self.__dict__,
+            "_options": options,
+            "_loaded": path,
+            "_counts": None,
+            "_stamped": engine.folder.identity,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Load the model from its folder."""
-        self.__dict__.update({"_length_given": False, **state})  # pickles of earlier versions have none
+        """Load the model from its folder, whose files may be others where it is loaded."""
+        state = {"_length_given": False, "_stamped": None, **state}  # pickles of earlier versions have none
+        expected = state.pop("_stamped")
+        self.__dict__.update(state)
         self._loaded = self._open(state["_loaded"] or BUILTIN, self._options)
+        self._check_pickled(expected, self._loaded.folder.identity)
         release_freed_memory()
         self._start()
+
+    def _check_pickled(self, expected: object, found: object) -> None:
+        """Raise ValueError if ``found`` is not the ``expected`` of a pickle, None if that does not tell."""
+        if expected not in (None, found):
+            raise ValueError(f"{self._name}: the folder holds another model than where it was pickled")
 
     def __copy__(self: _Self) -> _Self:
         """As `__deepcopy__`: a copy never loads the weights again."""

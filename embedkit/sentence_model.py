@@ -60,6 +60,7 @@ class SentenceModel(LoadedModel[Engine]):
         if self.truncate_dim is not None:
             self.truncate_dim = check_truncate_dim(self.truncate_dim, folder.dimension)
         self._fingerprint = folder.stamp.fingerprint
+        self._pickled: str | None = None  # the fingerprint where it was pickled
 
     def _plan(
         self,
@@ -196,18 +197,14 @@ class SentenceModel(LoadedModel[Engine]):
             engine = self._engine
             found = engine.fingerprint()
             engine.folder.check_unchanged()  # the model in memory is not the one on disk then
+            self._check_pickled(self._pickled, found)
             self._fingerprint = found
         return self._fingerprint
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Load the model from its folder, whose files may be others where it is loaded."""
-        state = dict(state)
-        expected = state.pop("_stamped")
+        """Load the model from its folder; its fingerprint is known again once the weights there were read for it."""
         super().__setstate__(state)
-        stamped = self._engine.folder.stamp.fingerprint
-        if expected not in (None, stamped):
-            raise ValueError(f"{self._name}: the folder holds another model than where it was pickled")
-        self._fingerprint = stamped
+        self._pickled, self._fingerprint = self._fingerprint, self._engine.folder.stamp.fingerprint
 
     def describe(self) -> dict[str, Any]:
         """Report model, numerics and machine, and how many texts were encoded and truncated so far."""
@@ -314,8 +311,8 @@ class SentenceModel(LoadedModel[Engine]):
 
     def __getstate__(self) -> dict[str, Any]:
         """As of any model; the results of evaluators stay here."""
-        stamped = self._engine.folder.stamp.fingerprint
-        return {**super().__getstate__(), "model_card_data": None, "_stamped": stamped}
+        known = self._fingerprint or self._pickled
+        return {**super().__getstate__(), "model_card_data": None, "_fingerprint": known}
 
     def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
         """Copy the settings and share the engine."""

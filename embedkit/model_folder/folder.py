@@ -217,6 +217,13 @@ class ModelFolder:
         states = {file: state for file in files if (state := _state(file)) is not None}
         return replace(self, files={**self.files, **states})
 
+    @property
+    def identity(self) -> str | dict[str, int]:
+        """What tells a copy of the folder from another model: the stamp, or the size of each file by its name."""
+        if self.stamp.fingerprint is not None:
+            return self.stamp.fingerprint
+        return {path.relative_to(self.path).as_posix(): size for path, (_, size) in self.files.items()}
+
     def check_unchanged(self) -> None:
         """Raise ValueError if a file is not the one that was there when the folder was opened."""
         for path, known in self.files.items():

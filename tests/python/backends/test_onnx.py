@@ -161,7 +161,11 @@ def test_a_graph_that_was_replaced_is_no_longer_the_one_in_memory(folder: Path, 
 
     path = folder / "onnx" / "model.onnx"
     onnx.save(
-        onnx.load(str(path)), str(path), save_as_external_data=True, location="model.onnx_data", size_threshold=0
+        onnx.load(str(path)),
+        str(path),
+        save_as_external_data=True,
+        location="model.onnx_data",
+        size_threshold=0,
     )
     encoder = Encoder(folder, backend="onnx")
     changed = path.with_name(name)

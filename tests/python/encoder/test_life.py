@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
+import os
 import pickle
 import platform
 import shutil
@@ -109,7 +110,10 @@ def test_a_folder_that_has_changed_is_no_longer_the_model_in_memory(
     assert not (tmp_path / "saved").exists()
     assert second.fingerprint == known  # of what it computes
     with Encoder(folder) as now, pickle.loads(pickled) as restored:
-        assert restored.fingerprint == now.fingerprint != known
+        assert now.fingerprint != known
+        for again in (restored, pickle.loads(pickle.dumps(restored))):
+            with pytest.raises(ValueError, match="the folder holds another model than where it was pickled"):
+                again.fingerprint  # noqa: B018
     (folder / "README.md").write_text("A card is no part of the model.")
     with Encoder(folder) as again:
         again.save(tmp_path / "stamped")
@@ -117,6 +121,18 @@ def test_a_folder_that_has_changed_is_no_longer_the_model_in_memory(
     pickled = pickle.dumps(stamped)
     shutil.rmtree(tmp_path / "stamped")
     Encoder(make_model()).save(tmp_path / "stamped")
+    with pytest.raises(ValueError, match="the folder holds another model than where it was pickled"):
+        pickle.loads(pickled)
+
+
+def test_a_pickle_does_not_open_another_model(make_model: Make, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(make_model(), tmp_path / "model"))
+    pickled = pickle.dumps(Encoder(folder))
+    for file in folder.rglob("*"):
+        os.utime(file)
+    assert pickle.loads(pickled).encode("a").shape == (32,)
+    shutil.rmtree(folder)
+    shutil.copytree(make_model(layers=4), folder)
     with pytest.raises(ValueError, match="the folder holds another model than where it was pickled"):
         pickle.loads(pickled)
 
