@@ -313,6 +313,7 @@ class CrossEncoder(LoadedModel[PairEngine]):
         return PairEngine(path, options.precision)
 
     def _start(self) -> None:
+        super()._start()
         self._counts = Counts("pairs", self._engine.remedy)
 
     def _summary(self) -> str:

@@ -15,6 +15,7 @@ from .backends.engine import Counts
 from .backends.opening import OpenOptions
 from .model_folder.folder import BUILTIN, ModelFolder
 from .model_folder.hub import resolve
+from .model_folder.model_card import ModelCardData
 from .model_folder.tokenizer import Tokenizer
 
 __all__ = ["HubOptions", "LoadedModel"]
@@ -90,9 +91,9 @@ class LoadedModel(ABC, Generic[_Engine]):
     def _summary(self) -> str:
         """What `repr` shows of this model in particular."""
 
-    @abstractmethod
     def _start(self) -> None:
-        """Initialize what a copy does not inherit, such as `_counts`."""
+        """Initialize what a copy does not inherit; subclasses add `_counts`."""
+        self.model_card_data = ModelCardData(self._name)
 
     if not TYPE_CHECKING:  # it would have every attribute
 
@@ -164,7 +165,10 @@ class LoadedModel(ABC, Generic[_Engine]):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """The settings, the path and the precision; None for the path of the built-in model."""
+        """The settings, the path and the precision; None for the path of the built-in model.
+
+        The results of evaluators stay here.
+        """
         engine = self._engine
         path = None if engine.folder.path == BUILTIN else engine.folder.path
         # Routes may have chosen different ones.
@@ -175,6 +179,7 @@ class LoadedModel(ABC, Generic[_Engine]):
             "_options": options,
             "_loaded": path,
             "_counts": None,
+            "model_card_data": None,
             "_stamped": engine.folder.identity,
         }
 

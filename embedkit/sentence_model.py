@@ -25,7 +25,6 @@ from .files import expanded
 from .inputs import check_unicode
 from .loaded_model import LoadedModel
 from .model_folder.folder import Settings
-from .model_folder.model_card import ModelCardData
 from .output import checked_ranges, similarity, similarity_pairwise, with_tensors
 
 __all__ = ["SentenceModel"]
@@ -303,16 +302,15 @@ class SentenceModel(LoadedModel[Engine]):
         return open_engine(path, options)
 
     def _start(self) -> None:
+        super()._start()
         self._counts = Counts()
-        self.model_card_data = ModelCardData(self._name)
 
     def _summary(self) -> str:
         return f"dimension={self.get_embedding_dimension()}"
 
     def __getstate__(self) -> dict[str, Any]:
-        """As of any model; the results of evaluators stay here."""
-        known = self._fingerprint or self._pickled
-        return {**super().__getstate__(), "model_card_data": None, "_fingerprint": known}
+        """As of any model, with the fingerprint if it is known."""
+        return {**super().__getstate__(), "_fingerprint": self._fingerprint or self._pickled}
 
     def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
         """Copy the settings and share the engine."""
