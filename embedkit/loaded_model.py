@@ -72,7 +72,7 @@ class LoadedModel(ABC, Generic[_Engine]):
         """Open ``model``, None for the built-in one; ``max_length`` None for the folder's own."""
         self._name = BUILTIN.name if model is None else os.fspath(model)
         self._options = options
-        self._threads = options.threads
+        self._threads = options.thread_count
         path = BUILTIN
         if model is not None:  # absolute, so that a copy finds it from another working directory
             organization = self._organization
@@ -188,6 +188,7 @@ class LoadedModel(ABC, Generic[_Engine]):
         state = {"_length_given": False, "_stamped": None, **state}  # pickles of earlier versions have none
         expected = state.pop("_stamped")
         self.__dict__.update(state)
+        self._threads = self._options.thread_count  # of this machine
         self._loaded = self._open(state["_loaded"] or BUILTIN, self._options)
         self._check_pickled(expected, self._loaded.folder.identity)
         release_freed_memory()

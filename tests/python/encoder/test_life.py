@@ -125,6 +125,15 @@ def test_a_folder_that_has_changed_is_no_longer_the_model_in_memory(
         pickle.loads(pickled)
 
 
+def test_a_pickle_runs_on_the_threads_of_its_receiver(
+    make_model: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_core, "default_threads", lambda: 3)
+    pickled = [pickle.dumps(Encoder(make_model(), threads=given)) for given in (None, 2)]
+    monkeypatch.setattr(_core, "default_threads", lambda: 1)
+    assert [pickle.loads(one).describe()["threads"] for one in pickled] == [1, 2]
+
+
 def test_a_pickle_does_not_open_another_model(make_model: Make, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(make_model(), tmp_path / "model"))
     pickled = pickle.dumps(Encoder(folder))
