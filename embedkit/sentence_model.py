@@ -194,6 +194,7 @@ class SentenceModel(LoadedModel[Engine]):
         """
         if self._fingerprint is None:
             engine = self._engine
+            engine.folder.check_unchanged()  # before it reads all weights in vain
             found = engine.fingerprint()
             engine.folder.check_unchanged()  # the model in memory is not the one on disk then
             self._check_pickled(self._pickled, found)
@@ -206,11 +207,18 @@ class SentenceModel(LoadedModel[Engine]):
         self._pickled, self._fingerprint = self._fingerprint, self._engine.folder.stamp.fingerprint
 
     def describe(self) -> dict[str, Any]:
-        """Report model, numerics and machine, and how many texts were encoded and truncated so far."""
+        """Report model, numerics and machine, and how many texts were encoded and truncated so far.
+
+        The fingerprint is None if it is not known yet and the folder is gone or has changed.
+        """
         folder = self._engine.folder
+        try:
+            fingerprint: str | None = self.fingerprint
+        except (OSError, ValueError):
+            fingerprint = None
         return {
             **super().describe(),
-            "fingerprint": self.fingerprint,
+            "fingerprint": fingerprint,
             "dimension": self.get_embedding_dimension(),
             "on_overflow": self._on_overflow,
             "pooling": list(folder.pooling.modes),

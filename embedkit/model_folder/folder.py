@@ -229,7 +229,7 @@ class ModelFolder:
         for path, known in self.files.items():
             if _state(path) != known:
                 raise ValueError(
-                    f"{path} has changed since the model was opened, and is of another model now: open it again"
+                    f"{path} has changed since the model was opened, and may be of another model now: open it again"
                 )
 
     def check_default_prompt(self, prompts: Mapping[str, str]) -> None:

@@ -108,7 +108,8 @@ def test_a_folder_that_has_changed_is_no_longer_the_model_in_memory(
     with pytest.raises(ValueError, match="has changed since the model was opened"):
         first.save(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
-    assert second.fingerprint == known  # of what it computes
+    assert first.describe()["fingerprint"] is None
+    assert second.fingerprint == known == second.describe()["fingerprint"]  # of what it computes
     with Encoder(folder) as now, pickle.loads(pickled) as restored:
         assert now.fingerprint != known
         for again in (restored, pickle.loads(pickle.dumps(restored))):
@@ -140,7 +141,10 @@ def test_a_pickle_does_not_open_another_model(make_model: Make, tmp_path: Path) 
     for file in folder.rglob("*"):
         os.utime(file)
     assert pickle.loads(pickled).encode("a").shape == (32,)
+    encoder = Encoder(folder)
     shutil.rmtree(folder)
+    assert encoder.encode(TEXTS).shape == (40, 32)
+    assert encoder.describe()["fingerprint"] is None and encoder.describe()["texts"] == 40
     shutil.copytree(make_model(layers=4), folder)
     with pytest.raises(ValueError, match="the folder holds another model than where it was pickled"):
         pickle.loads(pickled)
