@@ -43,8 +43,11 @@ PRECISIONS = ("fp32", "fp16", "int8")
 
 _DEFAULT = "model.onnx"
 # How Optimum, sentence-transformers and transformers.js name quantized and half-precision graphs.
-_INT8 = re.compile(r"int8|quantized|_q8")
-_FP16 = re.compile(r"fp16|float16|_O4(_|\.|$)")
+_NAMED = {
+    "int4": re.compile(r"int4|_q4|_bnb4"),
+    "int8": re.compile(r"int8|quantized|_q8"),
+    "fp16": re.compile(r"fp16|float16|_O4(_|\.|$)"),
+}
 
 
 @dataclass(frozen=True)
@@ -127,7 +130,7 @@ def _described(path: Path) -> GraphFile:
     where = path.with_name(path.stem + DESCRIPTION)
     if not present(where):
         return GraphFile(
-            path, "int8" if _INT8.search(path.name) else "fp16" if _FP16.search(path.name) else "fp32"
+            path, next((kind for kind, name in _NAMED.items() if name.search(path.name)), "fp32")
         )
     data = read_json(where)
     if data.get("format") != FORMAT:

@@ -364,6 +364,12 @@ def test_which_graph(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("model_qint8_arm64.onnx", "onnx/model_qint8_arm64.onnx"):
         about = Encoder(folder, backend="onnx", onnx_file=name).describe()
         assert about["precision"] == "int8" and about["onnx_file"].endswith("model_qint8_arm64.onnx")
+    for kind in ("q4", "q4f16", "bnb4", "int4"):  # of transformers.js
+        name = f"model_{kind}.onnx"
+        shutil.copyfile(onnx / "model_O3.onnx", onnx / name)
+        assert Encoder(folder, backend="onnx", onnx_file=name).describe()["precision"] == "int4"
+        with pytest.raises(ValueError, match=f"precision='fp32': .*{name} is int4"):
+            Encoder(folder, backend="onnx", onnx_file=name, precision="fp32")
     shutil.copyfile(onnx / "model_O3.onnx", onnx / "model.onnx")  # sentence-transformers' default
     assert Encoder(folder, backend="onnx").describe()["onnx_file"].endswith("model.onnx")
     shutil.copyfile(onnx / "model_O3.onnx", folder / "model.onnx")
