@@ -115,6 +115,20 @@ class CrossEncoder(LoadedModel[PairEngine]):
         _activation(self.activation_fn)
 
     @overload
+    def predict(  # of one pair: a number, or an array for several classes
+        self,
+        sentences: tuple[str, str] | list[str],
+        *,
+        batch_size: int | None = ...,
+        show_progress_bar: bool | None = ...,
+        activation_fn: str | Activation | None = ...,
+        apply_softmax: bool = ...,
+        convert_to_numpy: bool = ...,
+        convert_to_tensor: bool = ...,
+        device: str | None = ...,
+        **unsupported: None,
+    ) -> Any: ...
+    @overload
     def predict(
         self,
         sentences: Iterable[Sequence[str]] | Sequence[str] | None = ...,
