@@ -98,14 +98,13 @@ def resolve(
             "package huggingface-hub: pip install huggingface-hub"
         ) from None
     patterns, ignored = _patterns(graph)
+    cache = cache_folder or os.environ.get("SENTENCE_TRANSFORMERS_HOME")
     try:
         return Path(
             snapshot_download(
                 repository,
                 revision=revision,
-                cache_dir=os.fspath(cache_folder)
-                if cache_folder
-                else os.environ.get("SENTENCE_TRANSFORMERS_HOME"),
+                cache_dir=os.fspath(expanded(cache)) if cache else None,
                 token=token,
                 local_files_only=local_files_only,
                 allow_patterns=patterns,
