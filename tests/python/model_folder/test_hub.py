@@ -68,6 +68,21 @@ def test_network_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         resolve("org/name", **NO_HUB)
 
 
+def test_network_that_fails_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+
+    class ReadError(Exception):
+        """As that of httpx, which is no OSError."""
+
+    def broken(*args: Any, **options: Any) -> str:
+        raise ReadError("connection reset by peer")
+
+    monkeypatch.setattr(hub, "snapshot_download", broken)
+    message = r"download of 'org/name' was interrupted \(ReadError: connection reset by peer\); run it again"
+    with pytest.raises(OSError, match=message):
+        resolve("org/name", **NO_HUB)
+
+
 def test_revision_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = pytest.importorskip("huggingface_hub")
 
