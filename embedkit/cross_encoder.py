@@ -10,9 +10,9 @@ from typing import Any, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
-from .arguments import check_device, check_positive, check_unsupported, either
+from .arguments import check_device, check_positive, check_threads, check_unsupported, either
 from .backends.engine import Counts
-from .backends.opening import OpenOptions, default_threads
+from .backends.opening import OpenOptions
 from .backends.pair_engine import PairEngine
 from .inputs import as_pairs, check_collection, pair_windows, progress
 from .loaded_model import HubOptions, LoadedModel
@@ -98,7 +98,7 @@ class CrossEncoder(LoadedModel[PairEngine]):
         if name is None:
             raise TypeError("CrossEncoder needs a model: a folder, or a name on the Hugging Face Hub")
         devices = (check_device("auto" if device is None else device),)
-        options = OpenOptions(default_threads(threads), devices, precision)
+        options = OpenOptions(None if threads is None else check_threads(threads), devices, precision)
         super().__init__(
             name, HubOptions(revision, cache_folder, token, local_files_only), options, max_length
         )
@@ -114,6 +114,20 @@ class CrossEncoder(LoadedModel[PairEngine]):
         )
         _activation(self.activation_fn)
 
+    @overload
+    def predict(  # of one pair: a number, or an array for several classes
+        self,
+        sentences: tuple[str, str] | list[str],
+        *,
+        batch_size: int | None = ...,
+        show_progress_bar: bool | None = ...,
+        activation_fn: str | Activation | None = ...,
+        apply_softmax: bool = ...,
+        convert_to_numpy: bool = ...,
+        convert_to_tensor: bool = ...,
+        device: str | None = ...,
+        **unsupported: None,
+    ) -> Any: ...
     @overload
     def predict(
         self,
@@ -313,6 +327,7 @@ class CrossEncoder(LoadedModel[PairEngine]):
         return PairEngine(path, options.precision)
 
     def _start(self) -> None:
+        super()._start()
         self._counts = Counts("pairs", self._engine.remedy)
 
     def _summary(self) -> str:

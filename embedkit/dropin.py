@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from .arguments import check_same_device
 from .sentence_model import SentenceModel
 
+if TYPE_CHECKING:
+    from .encoder import Dtype
+
 __all__ = ["DropIn", "Pool"]
 
 _Self = TypeVar("_Self", bound="DropIn")
@@ -149,10 +152,23 @@ class DropIn(SentenceModel):
         batch_size: int | None = None,
         chunk_size: int | None = None,
         show_progress_bar: bool | None = None,
+        precision: Dtype | None = None,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
         **options: Any,
     ) -> Any:
         """`encode`; ``pool`` and ``chunk_size`` have no effect."""
-        return self.encode(sentences, prompt_name, prompt, batch_size, show_progress_bar, **options)
+        return self.encode(
+            sentences,
+            prompt_name,
+            prompt,
+            batch_size,
+            show_progress_bar,
+            precision=precision,
+            normalize_embeddings=normalize_embeddings,
+            truncate_dim=truncate_dim,
+            **options,
+        )
 
     @contextmanager
     def truncate_embeddings(self, truncate_dim: int | None) -> Iterator[None]:

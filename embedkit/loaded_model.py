@@ -15,6 +15,7 @@ from .backends.engine import Counts
 from .backends.opening import OpenOptions
 from .model_folder.folder import BUILTIN, ModelFolder
 from .model_folder.hub import resolve
+from .model_folder.model_card import ModelCardData
 from .model_folder.tokenizer import Tokenizer
 
 __all__ = ["HubOptions", "LoadedModel"]
@@ -71,7 +72,7 @@ class LoadedModel(ABC, Generic[_Engine]):
         """Open ``model``, None for the built-in one; ``max_length`` None for the folder's own."""
         self._name = BUILTIN.name if model is None else os.fspath(model)
         self._options = options
-        self._threads = options.threads
+        self._threads = options.thread_count
         path = BUILTIN
         if model is not None:  # absolute, so that a copy finds it from another working directory
             organization = self._organization
@@ -90,9 +91,9 @@ class LoadedModel(ABC, Generic[_Engine]):
     def _summary(self) -> str:
         """What `repr` shows of this model in particular."""
 
-    @abstractmethod
     def _start(self) -> None:
-        """Initialize what a copy does not inherit, such as `_counts`."""
+        """Initialize what a copy does not inherit; subclasses add `_counts`."""
+        self.model_card_data = ModelCardData(self._name)
 
     if not TYPE_CHECKING:  # it would have every attribute
 
@@ -164,20 +165,39 @@ class LoadedModel(ABC, Generic[_Engine]):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """The settings, the path and the precision; None for the path of the built-in model."""
+        """The settings, the path and the precision; None for the path of the built-in model.
+
+        The results of evaluators stay here.
+        """
         engine = self._engine
         path = None if engine.folder.path == BUILTIN else engine.folder.path
         # Routes may have chosen different ones.
         one = not getattr(engine.folder, "routes", None)
         options = replace(self._options, precision=engine.precision) if one else self._options
-        return {**self.__dict__, "_options": options, "_loaded": path, "_counts": None}
+        return {
+            **self.__dict__,
+            "_options": options,
+            "_loaded": path,
+            "_counts": None,
+            "model_card_data": None,
+            "_stamped": engine.folder.identity,
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Load the model from its folder."""
-        self.__dict__.update({"_length_given": False, **state})  # pickles of earlier versions have none
+        """Load the model from its folder, whose files may be others where it is loaded."""
+        state = {"_length_given": False, "_stamped": None, **state}  # pickles of earlier versions have none
+        expected = state.pop("_stamped")
+        self.__dict__.update(state)
+        self._threads = self._options.thread_count  # of this machine
         self._loaded = self._open(state["_loaded"] or BUILTIN, self._options)
+        self._check_pickled(expected, self._loaded.folder.identity)
         release_freed_memory()
         self._start()
+
+    def _check_pickled(self, expected: object, found: object) -> None:
+        """Raise ValueError if ``found`` is not the ``expected`` of a pickle, None if that does not tell."""
+        if expected not in (None, found):
+            raise ValueError(f"{self._name}: the folder holds another model than where it was pickled")
 
     def __copy__(self: _Self) -> _Self:
         """As `__deepcopy__`: a copy never loads the weights again."""

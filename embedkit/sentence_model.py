@@ -25,7 +25,6 @@ from .files import expanded
 from .inputs import check_unicode
 from .loaded_model import LoadedModel
 from .model_folder.folder import Settings
-from .model_folder.model_card import ModelCardData
 from .output import checked_ranges, similarity, similarity_pairwise, with_tensors
 
 __all__ = ["SentenceModel"]
@@ -60,6 +59,7 @@ class SentenceModel(LoadedModel[Engine]):
         if self.truncate_dim is not None:
             self.truncate_dim = check_truncate_dim(self.truncate_dim, folder.dimension)
         self._fingerprint = folder.stamp.fingerprint
+        self._pickled: str | None = None  # the fingerprint where it was pickled
 
     def _plan(
         self,
@@ -194,27 +194,31 @@ class SentenceModel(LoadedModel[Engine]):
         """
         if self._fingerprint is None:
             engine = self._engine
+            engine.folder.check_unchanged()  # before it reads all weights in vain
             found = engine.fingerprint()
             engine.folder.check_unchanged()  # the model in memory is not the one on disk then
+            self._check_pickled(self._pickled, found)
             self._fingerprint = found
         return self._fingerprint
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Load the model from its folder, whose files may be others where it is loaded."""
-        state = dict(state)
-        expected = state.pop("_stamped")
+        """Load the model from its folder; its fingerprint is known again once the weights there were read for it."""
         super().__setstate__(state)
-        stamped = self._engine.folder.stamp.fingerprint
-        if expected not in (None, stamped):
-            raise ValueError(f"{self._name}: the folder holds another model than where it was pickled")
-        self._fingerprint = stamped
+        self._pickled, self._fingerprint = self._fingerprint, self._engine.folder.stamp.fingerprint
 
     def describe(self) -> dict[str, Any]:
-        """Report model, numerics and machine, and how many texts were encoded and truncated so far."""
+        """Report model, numerics and machine, and how many texts were encoded and truncated so far.
+
+        The fingerprint is None if it is not known yet and the folder is gone or has changed.
+        """
         folder = self._engine.folder
+        try:
+            fingerprint: str | None = self.fingerprint
+        except (OSError, ValueError):
+            fingerprint = None
         return {
             **super().describe(),
-            "fingerprint": self.fingerprint,
+            "fingerprint": fingerprint,
             "dimension": self.get_embedding_dimension(),
             "on_overflow": self._on_overflow,
             "pooling": list(folder.pooling.modes),
@@ -306,16 +310,15 @@ class SentenceModel(LoadedModel[Engine]):
         return open_engine(path, options)
 
     def _start(self) -> None:
+        super()._start()
         self._counts = Counts()
-        self.model_card_data = ModelCardData(self._name)
 
     def _summary(self) -> str:
         return f"dimension={self.get_embedding_dimension()}"
 
     def __getstate__(self) -> dict[str, Any]:
-        """As of any model; the results of evaluators stay here."""
-        stamped = self._engine.folder.stamp.fingerprint
-        return {**super().__getstate__(), "model_card_data": None, "_stamped": stamped}
+        """As of any model, with the fingerprint if it is known."""
+        return {**super().__getstate__(), "_fingerprint": self._fingerprint or self._pickled}
 
     def __deepcopy__(self: _Self, memo: dict[int, Any]) -> _Self:
         """Copy the settings and share the engine."""

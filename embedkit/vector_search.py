@@ -138,6 +138,7 @@ def paraphrase_mining(  # noqa: PLR0917 (the positions of sentence-transformers)
     texts = list(sentences)
     if len(texts) < 2:
         return []
+    import_faiss()  # before all texts are encoded: if it is missing, say so at once
     vectors = model.encode(
         texts,
         batch_size=batch_size,

@@ -176,7 +176,7 @@ class VectorStore:
     def of(cls, encoder: Encoder, cache: Path, storage: str, reading: Reading = Reading()) -> VectorStore:
         """The store of an encoder's vectors in a cache folder; its name contains all that affects a vector."""
         about = encoder.describe()
-        parts = [about["fingerprint"], about["precision"], about["max_length"], *reading.names()]
+        parts = [encoder.fingerprint, about["precision"], about["max_length"], *reading.names()]
         return cls(cache / f"vectors-{_digest(*parts)}-{storage}", storage, reading)
 
     def __len__(self) -> int:

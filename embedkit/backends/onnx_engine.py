@@ -9,7 +9,7 @@ from typing import Any
 from ..model_folder.folder import Stamp, open_folder
 from ..model_folder.json_file import present
 from .onnx import OnnxStage
-from .onnx_files import PRECISIONS, GraphFile, find_graph, graph_hash
+from .onnx_files import PRECISIONS, GraphFile, find_graph, graph_files, graph_hash
 from .onnx_session import CPU, ON_GPU, Provider, check_providers, provider_names
 from .stage_engine import StageEngine
 
@@ -22,20 +22,16 @@ class OnnxOptions:
 
     Attributes:
         providers: execution providers of ONNX Runtime, in order of preference.
-        threads: number of threads of each operation.
         onnx_file: the graph in the folder; None for the only one, or ``model.onnx``.
         precision: the precision that the graph must have, or ``"auto"``.
     """
 
     providers: tuple[Provider, ...]
-    threads: int
     onnx_file: str | None = None
     precision: str = "auto"
 
     @classmethod
-    def checked(
-        cls, device: Any, precision: Any, threads: int, providers: Any, onnx_file: Any
-    ) -> tuple[OnnxOptions, str]:
+    def checked(cls, device: Any, precision: Any, providers: Any, onnx_file: Any) -> tuple[OnnxOptions, str]:
         """The options, and the device they select: ``"cpu"``, ``"cuda"``, ``"cuda:1"``, …
 
         Raises:
@@ -62,14 +58,14 @@ class OnnxOptions:
             raise ValueError(
                 f"device={device!r} and providers={provider_names(asked)} contradict each other; give one of the two"
             )
-        return cls(tuple(asked), threads, onnx_file, precision), name
+        return cls(tuple(asked), onnx_file, precision), name
 
 
 class OnnxEngine(StageEngine):
     """An ONNX graph of a model folder."""
 
-    def __init__(self, path: Path, options: OnnxOptions) -> None:
-        """Read the folder and open the graph.
+    def __init__(self, path: Path, options: OnnxOptions, threads: int) -> None:
+        """Read the folder and open the graph, to run each operation on ``threads`` threads.
 
         Raises:
             FileNotFoundError: the folder, a file of it or the graph is missing.
@@ -84,7 +80,9 @@ class OnnxEngine(StageEngine):
             )
         ranges = self.graph.ranges if self.graph.own else folder.stamp.ranges
         folder = replace(
-            folder, precision=self.graph.precision, stamp=Stamp(self.graph.fingerprint, ranges=ranges)
+            folder.with_files(graph_files(self.graph.path)),
+            precision=self.graph.precision,
+            stamp=Stamp(self.graph.fingerprint, ranges=ranges),
         )
 
         def open_stage() -> OnnxStage:
@@ -93,7 +91,7 @@ class OnnxEngine(StageEngine):
                 self.graph,
                 described=present(folder.path / "modules.json"),
                 providers=options.providers,
-                threads=options.threads,
+                threads=threads,
                 pad_id=self.tokenizer.pad_id,
             )
 

@@ -26,7 +26,16 @@ from ..files import file_sha256
 from ..model_folder.folder import ModelFolder, read_ranges
 from ..model_folder.json_file import present, read_json
 
-__all__ = ["DESCRIPTION", "FORMAT", "PRECISIONS", "GraphFile", "file_hash", "find_graph", "graph_hash"]
+__all__ = [
+    "DESCRIPTION",
+    "FORMAT",
+    "PRECISIONS",
+    "GraphFile",
+    "file_hash",
+    "find_graph",
+    "graph_files",
+    "graph_hash",
+]
 
 FORMAT = 1
 DESCRIPTION = ".embedkit.json"
@@ -34,8 +43,11 @@ PRECISIONS = ("fp32", "fp16", "int8")
 
 _DEFAULT = "model.onnx"
 # How Optimum, sentence-transformers and transformers.js name quantized and half-precision graphs.
-_INT8 = re.compile(r"int8|quantized|_q8")
-_FP16 = re.compile(r"fp16|float16|_O4(_|\.|$)")
+_NAMED = {
+    "int4": re.compile(r"int4|_q4|_bnb4"),
+    "int8": re.compile(r"int8|quantized|_q8"),
+    "fp16": re.compile(r"fp16|float16|_O4(_|\.|$)"),
+}
 
 
 @dataclass(frozen=True)
@@ -118,7 +130,7 @@ def _described(path: Path) -> GraphFile:
     where = path.with_name(path.stem + DESCRIPTION)
     if not present(where):
         return GraphFile(
-            path, "int8" if _INT8.search(path.name) else "fp16" if _FP16.search(path.name) else "fp32"
+            path, next((kind for kind, name in _NAMED.items() if name.search(path.name)), "fp32")
         )
     data = read_json(where)
     if data.get("format") != FORMAT:
@@ -157,12 +169,15 @@ def file_hash(path: Path) -> str:
     return file_sha256(path)
 
 
-def graph_hash(path: Path) -> str:
-    """SHA-256 of a graph's file and of all files beside it whose names begin with its name.
+def graph_files(path: Path) -> list[Path]:
+    """A graph's file and all files beside it whose names begin with its name.
 
     These hold weights too large for the graph itself (``model.onnx_data``, ``model.onnx.data``).
     """
-    names = sorted(item.name for item in path.parent.glob("*") if item.name.startswith(path.name))
-    return hashlib.sha256(
-        "".join(f"{name} {file_hash(path.parent / name)}\n" for name in names).encode()
-    ).hexdigest()
+    return sorted(item for item in path.parent.glob("*") if item.name.startswith(path.name))
+
+
+def graph_hash(path: Path) -> str:
+    """SHA-256 of the `graph_files`."""
+    lines = (f"{item.name} {file_hash(item)}\n" for item in graph_files(path))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()

@@ -25,13 +25,13 @@ class OpenOptions:
     """How a model folder is opened; checked as far as possible without the folder, and picklable.
 
     Attributes:
-        threads: for encoding on a CPU, for tokenization on other devices.
+        threads: for encoding on a CPU, for tokenization on other devices; None for as many as the process may use.
         devices: ``("cpu",)``, or the names of CUDA devices.
         precision: a precision of the device, or ``"auto"``.
         onnx: how to run an ONNX graph; None for embedkit's own backends.
     """
 
-    threads: int
+    threads: int | None
     devices: tuple[str, ...] = ("cpu",)
     precision: str = "auto"
     onnx: OnnxOptions | None = None
@@ -54,18 +54,23 @@ class OpenOptions:
             TypeError: an argument has the wrong type.
             ValueError: an argument is unknown or unavailable on this machine.
         """
-        count = default_threads(threads)
+        threads = None if threads is None else check_threads(threads)
         if check_backend(backend, providers=providers, onnx_file=onnx_file) == "onnx":
             from .onnx_engine import OnnxOptions
 
-            onnx, name = OnnxOptions.checked(device, precision, count, providers, onnx_file)
-            return cls(count, (name,), precision, onnx)
+            onnx, name = OnnxOptions.checked(device, precision, providers, onnx_file)
+            return cls(threads, (name,), precision, onnx)
         devices = check_devices("auto" if device is None else device)
         if devices != ("cpu",):
             from .cuda_engine import check_cuda
 
             devices = check_cuda(devices)
-        return cls(count, devices, precision)
+        return cls(threads, devices, precision)
+
+    @property
+    def thread_count(self) -> int:
+        """The number of threads that was given, or the default of this process."""
+        return default_threads(self.threads)
 
     @property
     def graph(self) -> str | None:
@@ -88,7 +93,7 @@ def open_engine(path: Path, options: OpenOptions) -> Engine:
     if options.onnx is not None:
         from .onnx_engine import OnnxEngine
 
-        return OnnxEngine(path, options.onnx)
+        return OnnxEngine(path, options.onnx, options.thread_count)
     folder = open_folder(path)
     precision = check_precision(options.precision, folder, options.devices[0])
 

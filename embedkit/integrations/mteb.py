@@ -113,7 +113,7 @@ class MTEBEncoder(AbsEncoder):
 
 def _meta(encoder: Encoder, prompts: Mapping[str, str]) -> ModelMeta:
     described = encoder.describe()
-    revision = f"{described['fingerprint'][:16]}-{described['precision']}"
+    revision = f"{encoder.fingerprint[:16]}-{described['precision']}"
     folder = encoder._engine.folder
     options = {
         "truncate_dim": (encoder.truncate_dim, folder.truncate_dim),

@@ -13,7 +13,7 @@ from typing import Any
 
 from .architectures import Architecture
 from .chat_template import ChatTemplate, read_chat_template
-from .folder import SETTINGS_FILE, ModelFolder, assemble, check_folder, read_config
+from .folder import SETTINGS_FILE, ModelFolder, assemble, check_folder, files_of, read_config
 from .json_file import present, read_json
 from .modules import ACTIVATIONS, LogitScore, Pooling, activation_of, read_logit_score, scorer_entries
 from .tokenizer import token_ids
@@ -90,15 +90,17 @@ def open_cross_encoder(path: Path) -> CrossEncoderFolder:
         task="sequence-classification" if score is None else "text-generation",
     )
     prompt = _prompt(model)
+    template = read_chat_template(transformer, prompt, inferred=not listed)
+    files = files_of({path, transformer, logit_score or path})
     return CrossEncoderFolder(
-        model=model,
+        model=model.with_files(files if template is None else (*files, template.path)),
         labels=labels,
         activation=_activation(path, raw, where) or ("sigmoid" if len(labels) == 1 else "identity"),
         prompt=prompt,
         token_types=typed and int(config.get("type_vocab_size", 0)) > 1,
         score=score,
         tied=bool(raw.get("tie_word_embeddings", raw["model_type"] == "gemma3_text")),
-        template=read_chat_template(transformer, prompt, inferred=not listed),
+        template=template,
         padding=_padding(architecture, raw, where) if score is None else None,
     )
 

@@ -8,7 +8,7 @@ for int8 embeddings if known.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ __all__ = [
     "Stamp",
     "assemble",
     "check_folder",
+    "files_of",
     "open_folder",
     "read_config",
     "read_length",
@@ -67,7 +68,6 @@ _READ = frozenset(
     )
 )
 _READ_ENDINGS = (".safetensors", ".safetensors.index.json")
-_GRAPH_ENDINGS = (".onnx", ".embedkit.json")
 
 
 @dataclass(frozen=True)
@@ -212,12 +212,24 @@ class ModelFolder:
             )
         return length
 
+    def with_files(self, files: Iterable[Path]) -> ModelFolder:
+        """The folder with more files that make the model what it is; those that do not exist are left out."""
+        states = {file: state for file in files if (state := _state(file)) is not None}
+        return replace(self, files={**self.files, **states})
+
+    @property
+    def identity(self) -> str | dict[str, int]:
+        """What tells a copy of the folder from another model: the stamp, or the size of each file by its name."""
+        if self.stamp.fingerprint is not None:
+            return self.stamp.fingerprint
+        return {path.relative_to(self.path).as_posix(): size for path, (_, size) in self.files.items()}
+
     def check_unchanged(self) -> None:
         """Raise ValueError if a file is not the one that was there when the folder was opened."""
         for path, known in self.files.items():
             if _state(path) != known:
                 raise ValueError(
-                    f"{path} has changed since the model was opened, and is of another model now: open it again"
+                    f"{path} has changed since the model was opened, and may be of another model now: open it again"
                 )
 
     def check_default_prompt(self, prompts: Mapping[str, str]) -> None:
@@ -257,15 +269,16 @@ def open_folder(path: Path, *, graph: bool = False) -> ModelFolder:
         )
     routes = folder.routing.entries.values() if folder.routing is not None else ()
     places = {path, *(place for modules in (entries, *routes) for _, place in modules)}
-    endings = _READ_ENDINGS + _GRAPH_ENDINGS if graph else _READ_ENDINGS
-    files = (
-        file
-        for place in places
-        if place.is_dir()
-        for file in place.iterdir()
-        if file.name in _READ or file.name.endswith(endings)
-    )
-    return replace(folder, files={file: state for file in files if (state := _state(file)) is not None})
+    return folder.with_files(files_of(places))
+
+
+def files_of(places: Iterable[Path]) -> Iterator[Path]:
+    """The files that a model is read from, in the folders ``places`` of its modules."""
+    for place in places:
+        if place.is_dir():
+            for file in place.iterdir():
+                if file.name in _READ or file.name.endswith(_READ_ENDINGS):
+                    yield file
 
 
 def _state(file: Path) -> tuple[int, int] | None:

@@ -67,6 +67,7 @@ def resolve(
         FileNotFoundError: the folder does not exist, the model is not cached and may not or cannot be fetched, or it
             has no such revision.
         ImportError: a download is needed and ``huggingface-hub`` is not installed.
+        OSError: the download was interrupted.
     """
     name = os.fspath(model)
     path = expanded(model)
@@ -98,14 +99,13 @@ def resolve(
             "package huggingface-hub: pip install huggingface-hub"
         ) from None
     patterns, ignored = _patterns(graph)
+    cache = cache_folder or os.environ.get("SENTENCE_TRANSFORMERS_HOME")
     try:
         return Path(
             snapshot_download(
                 repository,
                 revision=revision,
-                cache_dir=os.fspath(cache_folder)
-                if cache_folder
-                else os.environ.get("SENTENCE_TRANSFORMERS_HOME"),
+                cache_dir=os.fspath(expanded(cache)) if cache else None,
                 token=token,
                 local_files_only=local_files_only,
                 allow_patterns=patterns,
@@ -129,6 +129,13 @@ def resolve(
         raise FileNotFoundError(
             f"no folder {name!r} exists, {repository!r} is not in the cache, and {reason}; connect once, "
             "or copy the model folder here and give its path"
+        ) from error
+    except (OSError, TypeError, ValueError):
+        raise
+    except Exception as error:  # of the HTTP library, which is another one in every few versions
+        reason = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise OSError(
+            f"the download of {repository!r} was interrupted ({reason}); run it again, it goes on"
         ) from error
 
 

@@ -12,7 +12,7 @@ class ModelCardData:
     """The part of sentence-transformers' model card data that its evaluators and utilities use.
 
     Attributes:
-        base_model: the name by which the encoder was opened.
+        base_model: the name by which the model was opened.
         eval_results_dict: evaluator -> metrics of its last run.
     """
 

@@ -23,4 +23,8 @@ encoder.save(1, nonsense=3)  # type: ignore[arg-type, call-arg]
 encoder.save_pretrained("folder")
 with Encoder() as opened:
     assert_type(opened, Encoder)
-assert_type(CrossEncoder("model").predict([("a", "b")]), npt.NDArray[np.float32])
+reranker = CrossEncoder("model")
+assert_type(reranker.predict([("a", "b")]), npt.NDArray[np.float32])
+assert_type(reranker.predict([["a", "b"]]), npt.NDArray[np.float32])
+assert_type(reranker.predict(("a", "b")), Any)
+assert_type(reranker.predict(["a", "b"]), Any)

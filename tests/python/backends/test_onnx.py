@@ -155,6 +155,25 @@ def test_a_fingerprint_of_the_graph(folder: Path, tmp_path: Path) -> None:
     assert Encoder(again, backend="onnx").fingerprint != first
 
 
+@pytest.mark.parametrize("name", ["model.onnx", "model.onnx_data"])
+def test_a_graph_that_was_replaced_is_no_longer_the_one_in_memory(folder: Path, name: str) -> None:
+    import onnx
+
+    path = folder / "onnx" / "model.onnx"
+    onnx.save(
+        onnx.load(str(path)),
+        str(path),
+        save_as_external_data=True,
+        location="model.onnx_data",
+        size_threshold=0,
+    )
+    encoder = Encoder(folder, backend="onnx")
+    changed = path.with_name(name)
+    changed.write_bytes(changed.read_bytes() + b"\0")
+    with pytest.raises(ValueError, match=f"{name} has changed since the model was opened"):
+        encoder.fingerprint  # noqa: B018
+
+
 def test_types_the_core_does_not_know(tmp_path: Path, make_model: Callable[..., Path]) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
@@ -345,6 +364,12 @@ def test_which_graph(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("model_qint8_arm64.onnx", "onnx/model_qint8_arm64.onnx"):
         about = Encoder(folder, backend="onnx", onnx_file=name).describe()
         assert about["precision"] == "int8" and about["onnx_file"].endswith("model_qint8_arm64.onnx")
+    for kind in ("q4", "q4f16", "bnb4", "int4"):  # of transformers.js
+        name = f"model_{kind}.onnx"
+        shutil.copyfile(onnx / "model_O3.onnx", onnx / name)
+        assert Encoder(folder, backend="onnx", onnx_file=name).describe()["precision"] == "int4"
+        with pytest.raises(ValueError, match=f"precision='fp32': .*{name} is int4"):
+            Encoder(folder, backend="onnx", onnx_file=name, precision="fp32")
     shutil.copyfile(onnx / "model_O3.onnx", onnx / "model.onnx")  # sentence-transformers' default
     assert Encoder(folder, backend="onnx").describe()["onnx_file"].endswith("model.onnx")
     shutil.copyfile(onnx / "model_O3.onnx", folder / "model.onnx")

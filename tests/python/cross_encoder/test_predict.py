@@ -236,6 +236,28 @@ def test_pickle_and_close(make_cross_encoder: Make) -> None:
         model.predict(PAIRS)
 
 
+def test_evaluators_measure_what_they_measure_on_theirs(make_cross_encoder: Make) -> None:
+    st = pytest.importorskip("sentence_transformers")
+    from sentence_transformers.cross_encoder import evaluation
+
+    folder = make_cross_encoder("bert", 1)
+    model, theirs = CrossEncoder(folder), st.CrossEncoder(str(folder), device="cpu")
+    evaluator = evaluation.CrossEncoderCorrelationEvaluator(PAIRS, list(range(len(PAIRS))))
+    measured = evaluator(model)
+    assert measured == pytest.approx(evaluator(theirs), abs=1e-4)
+    assert model.model_card_data.eval_results_dict[evaluator] == measured
+    assert pickle.loads(pickle.dumps(model)).model_card_data.eval_results_dict == {}
+
+
+def test_a_pickle_does_not_open_another_model(make_cross_encoder: Make, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(make_cross_encoder("bert", 1), tmp_path / "model"))
+    pickled = pickle.dumps(CrossEncoder(folder))
+    shutil.rmtree(folder)
+    shutil.copytree(make_cross_encoder("bert", 3), folder)
+    with pytest.raises(ValueError, match="the folder holds another model than where it was pickled"):
+        pickle.loads(pickled)
+
+
 def test_threads_share_one_model(make_cross_encoder: Make) -> None:
     model = CrossEncoder(make_cross_encoder("bert", 3), threads=2)
     expected = model.predict(PAIRS)

@@ -131,6 +131,9 @@ def test_a_pool(encoder: Encoder, reference: Any) -> None:
     np.testing.assert_allclose(several, reference.encode(TEXTS * 3, normalize_embeddings=True), atol=1e-5)
     queries = encoder.encode_multi_process(TEXTS, pool, "query")
     np.testing.assert_array_equal(queries, encoder.encode_query(TEXTS))
+    placed = (TEXTS, pool, None, None, 32, None, False, "binary", True, 8)
+    expected = encoder.encode(TEXTS, precision="binary", normalize_embeddings=True, truncate_dim=8)
+    np.testing.assert_array_equal(encoder.encode_multi_process(*placed), expected)
     with pytest.raises(ValueError, match="open another one there"):
         encoder.start_multi_process_pool(["cuda:0"])
     with pytest.raises(ValueError, match="is not supported"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
+import os
 import pickle
 import platform
 import shutil
@@ -107,9 +108,13 @@ def test_a_folder_that_has_changed_is_no_longer_the_model_in_memory(
     with pytest.raises(ValueError, match="has changed since the model was opened"):
         first.save(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
-    assert second.fingerprint == known  # of what it computes
+    assert first.describe()["fingerprint"] is None
+    assert second.fingerprint == known == second.describe()["fingerprint"]  # of what it computes
     with Encoder(folder) as now, pickle.loads(pickled) as restored:
-        assert restored.fingerprint == now.fingerprint != known
+        assert now.fingerprint != known
+        for again in (restored, pickle.loads(pickle.dumps(restored))):
+            with pytest.raises(ValueError, match="the folder holds another model than where it was pickled"):
+                again.fingerprint  # noqa: B018
     (folder / "README.md").write_text("A card is no part of the model.")
     with Encoder(folder) as again:
         again.save(tmp_path / "stamped")
@@ -117,6 +122,30 @@ def test_a_folder_that_has_changed_is_no_longer_the_model_in_memory(
     pickled = pickle.dumps(stamped)
     shutil.rmtree(tmp_path / "stamped")
     Encoder(make_model()).save(tmp_path / "stamped")
+    with pytest.raises(ValueError, match="the folder holds another model than where it was pickled"):
+        pickle.loads(pickled)
+
+
+def test_a_pickle_runs_on_the_threads_of_its_receiver(
+    make_model: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_core, "default_threads", lambda: 3)
+    pickled = [pickle.dumps(Encoder(make_model(), threads=given)) for given in (None, 2)]
+    monkeypatch.setattr(_core, "default_threads", lambda: 1)
+    assert [pickle.loads(one).describe()["threads"] for one in pickled] == [1, 2]
+
+
+def test_a_pickle_does_not_open_another_model(make_model: Make, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(make_model(), tmp_path / "model"))
+    pickled = pickle.dumps(Encoder(folder))
+    for file in folder.rglob("*"):
+        os.utime(file)
+    assert pickle.loads(pickled).encode("a").shape == (32,)
+    encoder = Encoder(folder)
+    shutil.rmtree(folder)
+    assert encoder.encode(TEXTS).shape == (40, 32)
+    assert encoder.describe()["fingerprint"] is None and encoder.describe()["texts"] == 40
+    shutil.copytree(make_model(layers=4), folder)
     with pytest.raises(ValueError, match="the folder holds another model than where it was pickled"):
         pickle.loads(pickled)
 

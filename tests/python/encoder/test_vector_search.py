@@ -191,6 +191,14 @@ def test_cosines_of_any_length(scale: float) -> None:
     assert hit["score"] == pytest.approx(0.5)
 
 
+def test_without_faiss_mining_encodes_nothing(vectors: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    model = Given(vectors)
+    monkeypatch.setattr(model, "encode", None)
+    with pytest.raises(ImportError, match="Faiss"):
+        paraphrase_mining(model, ["a", "b"])  # type: ignore[arg-type]
+
+
 def test_mining_encodes_as_told(vectors: np.ndarray) -> None:
     given = {"batch_size": 7, "truncate_dim": 5, "prompt_name": "query", "prompt": "query: "}
     told = {}

@@ -68,6 +68,21 @@ def test_network_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         resolve("org/name", **NO_HUB)
 
 
+def test_network_that_fails_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+
+    class ReadError(Exception):
+        """As that of httpx, which is no OSError."""
+
+    def broken(*args: Any, **options: Any) -> str:
+        raise ReadError("connection reset by peer")
+
+    monkeypatch.setattr(hub, "snapshot_download", broken)
+    message = r"download of 'org/name' was interrupted \(ReadError: connection reset by peer\); run it again"
+    with pytest.raises(OSError, match=message):
+        resolve("org/name", **NO_HUB)
+
+
 def test_revision_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = pytest.importorskip("huggingface_hub")
 
@@ -122,6 +137,12 @@ def test_only_data_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert asked["repository"] == "cross-encoder/ms-marco-MiniLM-L6-v2"
     assert resolve("org/name", **{**NO_HUB, "revision": "v1", "token": "t"}) == tmp_path
     assert asked["repository"] == "org/name" and asked["revision"] == "v1" and asked["token"] == "t"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    resolve("org/name", **{**NO_HUB, "cache_folder": "~/models"})
+    assert asked["cache_dir"] == str(tmp_path / "models")
+    monkeypatch.setenv("SENTENCE_TRANSFORMERS_HOME", "~/others")
+    resolve("org/name", **NO_HUB)
+    assert asked["cache_dir"] == str(tmp_path / "others")
     wanted = """
         config.json modules.json config_sentence_transformers.json sentence_bert_config.json tokenizer.json
         tokenizer_config.json vocab.txt special_tokens_map.json model.safetensors embedkit.json README.md
