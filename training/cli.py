@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator
 from functools import partial
@@ -197,7 +198,10 @@ def _train(options: argparse.Namespace) -> int:
     from .trainer import train
 
     output = options.output or Path("runs") / f"{recipe.name}-{recipe.training.seed}"
-    result = train(recipe, output, data_root=options.data, cache=options.cache, report_to=options.report_to)
+    with _missing_made(shown):
+        result = train(
+            recipe, output, data_root=options.data, cache=options.cache, report_to=options.report_to
+        )
     if result:
         _report(output, result)
         if options.push_to_hub:
@@ -205,6 +209,22 @@ def _train(options: argparse.Namespace) -> int:
 
             show(push_to_hub(output / "model", options.push_to_hub, private=options.private))
     return 0
+
+
+@contextlib.contextmanager
+def _missing_made(shown: str) -> Iterator[None]:
+    """Name the command that makes a missing folder of the recipe ``shown``, which is no model of the Hub."""
+    from .recipe import made_by
+
+    try:
+        yield
+    except FileNotFoundError as error:
+        for folder in re.findall(r"\bruns/[\w./-]+", shown):
+            if not Path(folder).exists() and (command := made_by(folder)):
+                raise FileNotFoundError(
+                    f"there is no folder {folder}, which this makes: {command}"
+                ) from error
+        raise
 
 
 def _report(output: Path, result: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import math
 import os
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -27,7 +28,15 @@ from .scores import EVALUATIONS
 if TYPE_CHECKING:
     import yaml
 
-__all__ = ["EvaluationOptions", "Recipe", "TrainingOptions", "find_recipe", "list_recipes", "load_recipe"]
+__all__ = [
+    "EvaluationOptions",
+    "Recipe",
+    "TrainingOptions",
+    "find_recipe",
+    "list_recipes",
+    "load_recipe",
+    "made_by",
+]
 
 _T = TypeVar("_T")
 _FOLDER = Path(__file__).parent / "recipes"
@@ -222,6 +231,19 @@ def list_recipes() -> dict[str, str]:
         path.stem: str(yaml.safe_load(path.read_text(encoding="utf-8")).get("description", ""))
         for path in sorted(_FOLDER.glob("*.yaml"))
     }
+
+
+def made_by(folder: str) -> str | None:
+    """The command that makes a folder from which a built-in recipe starts or learns; ``None`` for another folder."""
+    run = folder.removesuffix("/model")
+    for path in _FOLDER.glob("*.yaml"):  # a comment has the command where it is no plain run of a recipe
+        comment = re.sub(r"\\\n# *", "", path.read_text(encoding="utf-8"))
+        if told := re.search(rf"^# +(.* --output {re.escape(run)})$", comment, re.MULTILINE):
+            return told[1]
+    name = run.removeprefix("runs/").removesuffix("-1")
+    return (
+        f"embedkit-train {name} --data DATA" if run == f"runs/{name}-1" and name in list_recipes() else None
+    )
 
 
 def find_recipe(name: str) -> Path:

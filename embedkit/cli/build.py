@@ -27,6 +27,7 @@ from .common import (
     add_index_model,
     add_language,
     add_max_memory,
+    add_prompts,
     add_threads,
     complain,
     duration,
@@ -34,6 +35,7 @@ from .common import (
     load_encoder,
     load_index_encoder,
     plural,
+    prompts_of,
     show,
     size,
 )
@@ -82,6 +84,7 @@ def add_commands(commands: Any) -> None:
     )
     build.add_argument("--overwrite", action="store_true", help="replace an existing index")
     build.add_argument("--model", metavar="M", help="model folder or Hub id (default: the built-in model)")
+    add_prompts(build)
     build.add_argument(
         "--precision",
         default="auto",
@@ -330,6 +333,7 @@ def _build(arguments: argparse.Namespace) -> int:
         arguments.device,
         max_length=arguments.max_length,
         on_overflow=arguments.on_overflow,
+        prompts=prompts_of(arguments.query_prompt, arguments.document_prompt),
     )
     begin = time.perf_counter()
 

@@ -19,6 +19,7 @@ from .common import (
     add_index_model,
     add_language,
     add_max_memory,
+    add_prompts,
     add_threads,
     complain,
     integer,
@@ -26,6 +27,7 @@ from .common import (
     load_index_encoder,
     plural,
     print_json,
+    prompts_of,
     show,
     size,
     zero_or,
@@ -102,6 +104,7 @@ def add_commands(commands: Any) -> None:
     )
     take.add_argument("-o", "--output", required=True, metavar="INDEX", help="folder to write")
     take.add_argument("--model", metavar="MODEL", help="model of the vectors (default: the built-in model)")
+    add_prompts(take)
     take.add_argument(
         "--precision", default="auto", help="fp32, bf16, int8 or auto (default): that of the model"
     )
@@ -237,7 +240,12 @@ def _import(arguments: argparse.Namespace) -> int:
             id_field=arguments.id_field,
             options=("--text-field", "--id-field"),
         )
-    encoder = load_encoder(arguments.model, arguments.precision, None)
+    encoder = load_encoder(
+        arguments.model,
+        arguments.precision,
+        None,
+        prompts=prompts_of(arguments.query_prompt, arguments.document_prompt),
+    )
     with Index.import_faiss(
         arguments.output, arguments.file, encoder, documents, metric=arguments.metric
     ) as index:

@@ -7,9 +7,11 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from ..arguments import check_threads
@@ -33,6 +35,7 @@ __all__ = [
     "add_index_model",
     "add_language",
     "add_max_memory",
+    "add_prompts",
     "add_threads",
     "byte_size",
     "complain",
@@ -45,6 +48,7 @@ __all__ = [
     "open_reranker",
     "plural",
     "print_json",
+    "prompts_of",
     "run",
     "show",
     "show_result",
@@ -208,6 +212,29 @@ def add_index_model(command: argparse.ArgumentParser) -> None:
     command.add_argument("--model", metavar="MODEL", help="path of the index's model, if it was moved")
 
 
+def add_prompts(command: argparse.ArgumentParser, more: str = "", **options: Any) -> None:
+    """Add ``--query-prompt`` and ``--document-prompt`` of the commands that give an index its model.
+
+    Args:
+        command: to add them to.
+        more: ends the help.
+        options: further ones of `argparse`.
+    """
+    for task in ("query", "document"):
+        command.add_argument(
+            f"--{task}-prompt",
+            metavar="TEXT",
+            help=f"what the model reads before each {task}, e.g. '{task}: ' (default: as its folder says){more}",
+            **options,
+        )
+
+
+def prompts_of(query: str | None, document: str | None) -> dict[str, str]:
+    """What was given with the options of `add_prompts`, for `Encoder`."""
+    given = {"query": query, "document": document}
+    return {task: text for task, text in given.items() if text is not None}
+
+
 def add_threads(command: argparse.ArgumentParser) -> None:
     """Add ``--threads``."""
     command.add_argument(
@@ -250,11 +277,30 @@ def load_encoder(
     """The encoder named by the options; ``options`` are further ones of `Encoder`."""
     from .. import Encoder
 
-    options = {name: value for name, value in options.items() if value not in (None, "truncate")}
+    options = {name: value for name, value in options.items() if value not in (None, "truncate", {})}
     try:
-        return Encoder(model, device=device, precision=precision, threads=threads, **options)
+        encoder = Encoder(model, device=device, precision=precision, threads=threads, **options)
     except (ValueError, FileNotFoundError) as error:
         raise CommandError(EXIT_USAGE, f"the model cannot be loaded: {error}") from error
+    if "prompts" not in options:
+        _warn_of_prompts(encoder)
+    return encoder
+
+
+def _warn_of_prompts(encoder: Encoder) -> None:
+    """Tell of prompts that a known model is meant for, if its folder has none."""
+    from ..encoder import prompt_of
+    from ..model_folder.catalog import list_models
+
+    name = encoder.describe()["model"]
+    known = (one.prompts for one in list_models() if Path(one.name).name == Path(name).name)
+    prompts = next(known, {})
+    if prompts and not prompt_of(encoder, "query") and not prompt_of(encoder, "document"):
+        given = " ".join(f"--{task}-prompt {shlex.quote(text)}" for task, text in prompts.items())
+        warnings.warn(
+            f"{name} is meant for prompts, and its folder has none: give {given} (--query-prompt '' for none)",
+            stacklevel=2,
+        )
 
 
 def load_index_encoder(index: Index) -> None:

@@ -30,6 +30,7 @@ from .common import (
     CommandError,
     add_language,
     add_max_memory,
+    add_prompts,
     add_threads,
     complain,
     integer,
@@ -38,6 +39,7 @@ from .common import (
     open_reranker,
     plural,
     print_json,
+    prompts_of,
     show,
     size,
 )
@@ -79,6 +81,7 @@ def add_commands(commands: Any) -> None:
         metavar="M",
         help="model folder or Hub id; may be repeated (default: built-in)",
     )
+    add_prompts(command, "; or once for each --model", action="append")
     command.add_argument(
         "--precision",
         action="append",
@@ -174,15 +177,25 @@ def _indexes(arguments: argparse.Namespace) -> Iterator[tuple[Index, dict[str, A
             yield index, _about(index, None)
         return
     factories = list(dict.fromkeys(arguments.factory or [AUTO]))
-    for model in dict.fromkeys(arguments.model or [None]):
+    models = arguments.model or [None]
+    prompts = [_of_each_model(arguments, task, len(models)) for task in ("query", "document")]
+    for model, query, document in dict.fromkeys(zip(models, *prompts, strict=True)):
         for precision in dict.fromkeys(arguments.precision or ["auto"]):
-            encoder = load_encoder(model, precision, arguments.threads)
+            encoder = load_encoder(model, precision, arguments.threads, prompts=prompts_of(query, document))
             for factory in factories:  # a misspelled one fails before anything is encoded
                 if factory not in AUTOMATIC:
                     create_index(factory, encoder.get_embedding_dimension())
             with tempfile.TemporaryDirectory(prefix="embedkit-eval-") as work:
                 named = [storage_of(encoder, BuildSettings(factory))[0] for factory in factories]
                 yield from _built(arguments, encoder, list(dict.fromkeys(named)), Path(work) / "index")
+
+
+def _of_each_model(arguments: argparse.Namespace, task: str, models: int) -> list[str | None]:
+    """The prompt of each model, given once for all or once for each; ``None``: as its folder says."""
+    given: list[str | None] = getattr(arguments, f"{task}_prompt") or [None]
+    if len(given) not in (1, models):
+        raise CommandError(EXIT_USAGE, f"give --{task}-prompt once, or once for each --model")
+    return given * models if len(given) == 1 else given
 
 
 def _is_index(arguments: argparse.Namespace) -> bool:
@@ -192,7 +205,17 @@ def _is_index(arguments: argparse.Namespace) -> bool:
 def _check_options_of_an_index(arguments: argparse.Namespace, folder: Path) -> None:
     """Refuse options that say how an index is built."""
     unset = {"text_field": _TEXT_FIELD, "language": AUTO, "max_memory": DEFAULT_MAX_MEMORY}
-    for name in ("precision", "factory", "format", "text_field", "id_field", "language", "max_memory"):
+    for name in (
+        "query_prompt",
+        "document_prompt",
+        "precision",
+        "factory",
+        "format",
+        "text_field",
+        "id_field",
+        "language",
+        "max_memory",
+    ):
         if getattr(arguments, name) != unset.get(name):
             option = name.replace("_", "-")
             raise CommandError(EXIT_USAGE, f"--{option} does not apply: {folder} is an index")

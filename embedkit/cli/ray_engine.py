@@ -11,7 +11,7 @@ from functools import partial
 from ..arguments import check_positive
 from ..index import Index
 from ..index.storage.manifest import ReadingEntry
-from .common import EXIT_OK, EXIT_USAGE, CommandError, in_time, integer, plural, show, size
+from .common import EXIT_OK, EXIT_USAGE, CommandError, in_time, integer, plural, prompts_of, show, size
 from .outcome import OTHER_INPUTS, Skipped, build_settings, explained, show_choice
 from .terminal import ProgressBar, printable
 
@@ -101,7 +101,11 @@ def build(arguments: argparse.Namespace) -> int:
             path,
             arguments.inputs,
             arguments.model,
-            {"precision": arguments.precision, "device": arguments.device},
+            {
+                "precision": arguments.precision,
+                "device": arguments.device,
+                "prompts": prompts_of(arguments.query_prompt, arguments.document_prompt),
+            },
             cluster=Cluster(
                 arguments.address,
                 arguments.shards,

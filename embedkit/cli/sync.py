@@ -18,11 +18,13 @@ from .common import (
     EXIT_OK,
     add_index_model,
     add_max_memory,
+    add_prompts,
     add_threads,
     in_time,
     load_encoder,
     load_index_encoder,
     plural,
+    prompts_of,
     show,
 )
 from .outcome import Skipped, explained
@@ -67,6 +69,7 @@ def add_commands(commands: Any) -> None:
     again.set_defaults(run=_reembed)
     again.add_argument("index", metavar="INDEX", type=os.path.expanduser, help="index folder")
     again.add_argument("--model", metavar="M", help="model folder or Hub id (default: the built-in model)")
+    add_prompts(again)
     again.add_argument(
         "--precision",
         default="auto",
@@ -169,6 +172,7 @@ def _reembed(arguments: argparse.Namespace) -> int:
             arguments.device,
             max_length=built.max_length if length is None else length,
             on_overflow=overflow or ("error" if built.refuses_long else built.on_overflow),
+            prompts=prompts_of(arguments.query_prompt, arguments.document_prompt),
         )
         before = index.info()["model"]
         written = index.reembed(

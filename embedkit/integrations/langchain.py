@@ -23,20 +23,26 @@ except ImportError as error:
         "EmbedkitEmbeddings and EmbedkitVectorStore need langchain-core: pip install 'embedkit[langchain]'"
     ) from error
 
+from ..arguments import check_positive
 from ..documents import Document as IndexDocument
 from ..encoder import Encoder
 from ..files import expanded
-from ..index import Index, IndexNotFoundError, InputError, ResumeError
+from ..index import BuildSettings, Index, IndexNotFoundError, InputError, ResumeError
 from ..index.search.hits import split_fields
 from ..index.storage.document_store import StoredDocument
-from ..index.storage.filters import Where
+from ..index.storage.factory import check_factory
+from ..index.storage.faiss_index import AUTOMATIC
+from ..index.storage.filters import Where, condition_of
 from ..index.storage.layout import CURRENT_FILE, JOURNAL_FILE
 from ..index.storage.manifest import Metric
+from ..index.storage.where import compile_where
 from .opening import encoder_of
 
 __all__ = ["EmbedkitEmbeddings", "EmbedkitVectorStore"]
 
 Stamp = tuple[int, int] | None
+
+_ANY_DIMENSION = 2**31 - 1  # that of the vectors is known when the model is, with the first documents
 
 
 class EmbedkitEmbeddings(Embeddings):
@@ -97,7 +103,8 @@ class EmbedkitVectorStore(VectorStore):
 
     Raises:
         ModelMismatchError: the index was built with another model.
-        ValueError: ``embedding`` normalizes, and the index is one of dot products, which keeps the model's own lengths.
+        ValueError: ``embedding`` normalizes, and the index is one of dot products, which keeps the model's own lengths;
+            or there is no index yet, and the metric or the factory is unknown.
         TypeError: ``embedding`` is of another library, or overrides how texts are encoded: an index stores the
             fingerprint of its model, and encodes with that.
     """
@@ -131,6 +138,9 @@ class EmbedkitVectorStore(VectorStore):
             self._given, self._normalizes = embedding.encoder, embedding.normalize_embeddings
         self._closed()
         if self._opened() is None:
+            BuildSettings(factory, metric)  # raises for a metric that there is not
+            if factory not in AUTOMATIC:
+                check_factory(factory, _ANY_DIMENSION)
             self._check_metric(metric)
 
     def _closed(self) -> None:
@@ -381,7 +391,9 @@ class EmbedkitVectorStore(VectorStore):
         """`max_marginal_relevance_search` for a vector."""
         if kwargs.pop("hybrid", False):
             raise ValueError("maximal marginal relevance compares vectors alone; leave hybrid out")
-        if (index := self._opened()) is None:
+        index = self._opened()
+        if index is None or not len(index):
+            _check_search(fetch_k, filter)
             return []
         query = _vector(embedding)
         while True:  # rows are those of one generation
@@ -416,6 +428,7 @@ class EmbedkitVectorStore(VectorStore):
     ) -> list[tuple[Document, float]]:
         index = self._opened()
         if index is None or not len(index):
+            _check_search(k, filter)
             return []
         (hits,) = index.search(query, k, where=_where(filter), **{"hybrid": False, **options})
         return [(_document(hit.id, hit.text, hit.metadata), hit.score) for hit in hits]
@@ -454,6 +467,13 @@ def _vector(embedding: Sequence[float]) -> npt.NDArray[np.float32]:
 def _where(filter: Where | None) -> Where | None:
     """``filter`` for `Index.search`, which refuses an empty condition."""
     return None if isinstance(filter, Mapping) and not filter else filter
+
+
+def _check_search(k: int, filter: Where | None) -> None:
+    """Refuse without documents what `Index.search` refuses."""
+    check_positive("k", k)
+    if (where := _where(filter)) is not None:
+        compile_where(condition_of(where))
 
 
 def _refuse(method: str, options: Mapping[str, Any]) -> None:

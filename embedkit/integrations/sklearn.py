@@ -28,8 +28,8 @@ __all__ = ["EmbedkitTransformer"]
 class EmbedkitTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """Embeds texts as a step of a `Pipeline`.
 
-    `fit` learns nothing: it opens the model. Clones of a transformer over an `Encoder` (as in grid search) share
-    its weights.
+    `fit` learns nothing: it opens the model. What `set_params` changes counts from the next `fit` on. Clones of a
+    transformer over an `Encoder` (as in grid search) share its weights.
 
     Args:
         model: as in `Encoder`, or an `Encoder`.
@@ -69,6 +69,12 @@ class EmbedkitTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         options = {"precision": self.precision, "threads": self.threads, "max_length": self.max_length}
         given = {name: value for name, value in options.items() if value not in ("auto", None)}
         self.encoder_ = encoder_of(self.model, given)
+        self._encoding = {
+            "prompt_name": self.prompt_name,
+            "prompt": self.prompt,
+            "truncate_dim": self.truncate_dim,
+            "normalize_embeddings": self.normalize_embeddings,
+        }
         self.n_features_out_ = self._encode([""]).shape[1]
         return self
 
@@ -88,13 +94,7 @@ class EmbedkitTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
 
     def _encode(self, texts: list[str]) -> npt.NDArray[np.float32]:
         vectors: npt.NDArray[np.float32] = encode_rows(
-            self.encoder_.encode,
-            texts,
-            prompt_name=self.prompt_name,
-            prompt=self.prompt,
-            truncate_dim=self.truncate_dim,
-            normalize_embeddings=self.normalize_embeddings,
-            show_progress_bar=False,
+            self.encoder_.encode, texts, **self._encoding, show_progress_bar=False
         )
         return vectors
 

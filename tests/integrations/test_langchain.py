@@ -370,6 +370,28 @@ def test_arguments_of_another_type_are_refused(store: EmbedkitVectorStore, tmp_p
             one.add_texts(["a", Document("b")])  # type: ignore[list-item]
 
 
+def test_arguments_are_checked_before_the_first_document(store: EmbedkitVectorStore, tmp_path: Path) -> None:
+    for options, message in (
+        ({"metric": "euclid"}, "metric must be 'cosine' or 'dot'"),
+        ({"factory": "Flatt"}, "unknown factory 'Flatt'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            EmbedkitVectorStore(tmp_path / "none", **options)
+    for factory in ("auto", "auto-int8", "HNSW32,SQ8", "OPQ64,PQ64"):
+        EmbedkitVectorStore(tmp_path / "none", factory=factory)
+    store.delete()
+    for one in (store, EmbedkitVectorStore(tmp_path / "none")):
+        for search, k in ((one.similarity_search, "k"), (one.max_marginal_relevance_search, "fetch_k")):
+            assert search("a", filter={}) == []  # type: ignore[operator]
+            with pytest.raises(ValueError, match="k must be"):
+                search("a", **{k: 0})  # type: ignore[operator]
+            with pytest.raises(TypeError, match="k must be"):
+                search("a", **{k: 2.5})  # type: ignore[operator]
+            for condition in ("topic = (", {"year": {"$near": 3}}):
+                with pytest.raises(ValueError, match=r"topic|\$near"):
+                    search("a", filter=condition)  # type: ignore[operator]
+
+
 def test_a_search_does_not_wait_for_an_addition(tmp_path: Path) -> None:
     store = EmbedkitVectorStore(tmp_path / "index", Encoder())
     store.add_texts(["one", "two"], ids=["1", "2"])

@@ -200,10 +200,12 @@ def test_files_of_several_folders_are_named_as_in_a_local_build(
         Path("corpus", folder, "x.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     for name, engine in {"alone": "local", "cluster": "ray"}.items():
         options = ["--engine", engine, "--factory", "auto-int8"]
+        options += ["--query-prompt", "query: ", "--document-prompt", "passage: "]
         assert main(["build", "corpus", "-o", name, *options]) == 0
     with Index.open("alone") as alone, Index.open("cluster") as built:
         first, second = (index.generation.manifest for index in (alone, built))
         assert (first.root, first.reading, first.factory) == (second.root, second.reading, second.factory)
+        assert first.encoder == second.encoder and first.encoder.document_prompt == "passage: "
         assert [document.id for document in built] == [document.id for document in alone]
         assert "b/x.jsonl:3" in built
     assert_same(tmp_path / "cluster", contents(tmp_path / "alone"))

@@ -115,6 +115,20 @@ def test_a_data_frame_in_and_out() -> None:
     np.testing.assert_allclose(out.to_numpy(), Encoder().encode(TEXTS, truncate_dim=3))
 
 
+def test_what_is_set_after_fit_counts_from_the_next_one_on() -> None:
+    """The vectors became as wide as set_params said, beside the names of those of fit."""
+    pytest.importorskip("pandas")
+    transformer = EmbedkitTransformer(truncate_dim=16).set_output(transform="pandas").fit(TEXTS)
+    before = transformer.transform(TEXTS)
+    transformer.set_params(truncate_dim=8, normalize_embeddings=True, prompt="passage: ")
+    assert transformer.transform(TEXTS).equals(before)
+    assert list(before.columns) == list(transformer.get_feature_names_out())
+    assert pickle.loads(pickle.dumps(transformer)).transform(TEXTS).equals(before)
+    after = transformer.fit_transform(TEXTS)
+    assert after.shape == (12, 8) and transformer.n_features_out_ == 8
+    np.testing.assert_allclose(np.linalg.norm(after, axis=1), 1, rtol=1e-5)
+
+
 def test_clones_of_an_open_encoder_share_its_weights() -> None:
     encoder = Encoder()
     copy = clone(EmbedkitTransformer(encoder)).fit(TEXTS)

@@ -110,6 +110,7 @@ def _distill(
     if not _begun(output):  # before the texts are read and encoded
         _check(learned, options, output)
     train_file, held_file = _texts(paths, output, text_field, options)
+    _check_enough(train_file, options.dimension)
     layers = None if options.student is not None else _layers(learned[0], options, train_file, output)
     files = _as_begun(output, (train_file, held_file))
     recipe = _recipe(learned, options, layers, files, name=output.resolve().name)
@@ -252,6 +253,18 @@ def _texts(
     _write(held_file, options.readings(Selection(found, held)))
     _write(train_file, options.readings(Selection(found, kept)))  # last: it says that both are whole
     return train_file, held_file
+
+
+def _check_enough(train_file: Path, dimension: int) -> None:
+    """Refuse texts too few for the principal components to learn, before the teachers encode them."""
+    with train_file.open("rb") as lines:
+        count = sum(1 for _ in islice(lines, dimension + 1))
+    if count <= dimension:
+        least = -(-10 * (dimension + 1) // 9)  # one in ten is held out
+        raise ValueError(
+            f"{count} texts to learn from are too few for --dim {dimension}: give at least {least} distinct texts, or a "
+            f"--dim of at most {count - 1}"
+        )
 
 
 def _begun(output: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -77,6 +78,8 @@ def evaluate(
 ) -> list[Measured]:
     """Measure each of ``searches`` on ``index``. Judgments of an index of passages name passages, or documents.
 
+    Judged documents that are not in the index count as never found, as in trec_eval, with a warning.
+
     Args:
         index: to search.
         judgments: queries and what answers them.
@@ -84,7 +87,7 @@ def evaluate(
         ks: of recall@k.
 
     Raises:
-        InputError: a judged document is not in the index.
+        InputError: most judged documents are not in the index.
     """
     wanted = list({id for gain in judgments.gains for id in gain})
     generation = index.generation
@@ -93,11 +96,13 @@ def evaluate(
     known = of_documents or generation.find(wanted)
     missing = [id for id in wanted if id not in known]
     if missing:
-        raise InputError(
-            "",
-            f"{len(missing):,} of {len(wanted):,} judged documents are not in the index, such as {min(missing)!r}; "
-            "judgments name documents by their ids (in BEIR's files _id)",
-        )
+        told = f"{len(missing):,} of {len(wanted):,} judged documents are not in the index, such as {min(missing)!r}"
+        if 2 * len(missing) > len(wanted):
+            raise InputError(
+                "",
+                f"{told}; blank texts are not indexed, and judgments name documents by their ids (in BEIR's files _id)",
+            )
+        warnings.warn(f"{told}, as blank texts never are; they count as never found", stacklevel=2)
     return [_measure(index, judgments, search, ks, per_document=per_document) for search in searches]
 
 

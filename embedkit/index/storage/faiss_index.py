@@ -90,9 +90,7 @@ def import_faiss() -> Any:
     try:
         import faiss
     except ImportError as error:
-        raise ImportError(
-            "an index needs Faiss, which is not installed: pip install 'embedkit[cpu]'"
-        ) from error
+        raise ImportError("this needs Faiss, which is not installed: pip install 'embedkit[cpu]'") from error
     return faiss
 
 

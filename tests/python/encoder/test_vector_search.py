@@ -210,3 +210,14 @@ def test_mining_encodes_as_told(vectors: np.ndarray) -> None:
 
     paraphrase_mining(Noting(vectors), ["a", "b"], show_progress_bar=True, **given)  # type: ignore[arg-type]
     assert told == {**given, "show_progress_bar": True}
+
+
+def test_without_faiss_no_index_is_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    vectors = np.eye(2, dtype=np.float32)
+    for search in (
+        lambda: semantic_search(vectors, vectors),
+        lambda: paraphrase_mining(Given(vectors), ["a", "b"]),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ImportError, match=r"^this needs Faiss, .* pip install 'embedkit\[cpu\]'$"):
+            search()

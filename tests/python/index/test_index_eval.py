@@ -150,6 +150,22 @@ def test_an_index_is_measured(tmp_path: Path) -> None:
             evaluate(index, read_pairs(tmp_path / "pairs.tsv"), searches)
 
 
+def test_some_judged_documents_may_be_missing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As trec_eval, which knows no index; BEIR's collections have documents with a blank text."""
+    with (folder / "docs.jsonl").open("a") as file:
+        file.write('{"id": "k60", "title": "a title", "text": ""}\n')
+    with (folder / "pairs.tsv").open("a") as file:
+        file.write("number 60\tk60\n")
+    assert main(["eval", "docs.jsonl", "--pairs", "pairs.tsv", "--model", "a", "--model", "b", "--json"]) == 0
+    out, err = capsys.readouterr()
+    found = {row["search"]: row["recall@10"] for row in map(json.loads, out.splitlines())}
+    assert found["hybrid"] == pytest.approx(20 / 21, abs=1e-4)
+    assert err.count("1 of 21 judged documents are not in the index, such as 'k60', as blank texts") == 1
+    (folder / "pairs.tsv").write_text("number 1\tk1\nnumber 2\t2\nnumber 3\t3\n")
+    assert main(["eval", "docs.jsonl", "--pairs", "pairs.tsv"]) == 2
+    assert "2 of 3 judged documents are not in the index, such as '2'; blank" in capsys.readouterr().err
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("embedkit.Encoder", FakeEncoder, raising=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -117,3 +118,70 @@ def test_prompts_of_queries_that_are_merged(tmp_path: Path) -> None:
     for names, expected in (("ab", "q: "), ("ac", None)):
         with Index.merge(tmp_path / f"to-{names}", [tmp_path / one for one in names]) as index:
             assert index.info()["query_prompt"] == expected
+
+
+def test_commands_give_a_model_its_prompts(
+    make_model: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A known model whose folder has none is read without them, and the commands say what to give."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(make_model(), "e5-small-v2")
+    Path("texts.txt").write_text(TEXT)
+
+    def prompts(*, warned: bool) -> tuple[str, str]:
+        told = capsys.readouterr().err
+        assert ("--query-prompt 'query: ' --document-prompt 'passage: '" in told) == warned, told
+        with Index.open("index") as index:
+            info = index.info()
+            expected = Encoder("e5-small-v2").encode(
+                [TEXT], prompt=info["document_prompt"], normalize_embeddings=True
+            )
+            (stored,) = index.generation.vectors(index.generation.living_rows())
+            assert stored @ expected[0] == pytest.approx(1)
+        return info["query_prompt"], info["document_prompt"]
+
+    build, model = ["build", "texts.txt", "-o", "index", "--overwrite"], ["--model", "e5-small-v2"]
+    own = ["--query-prompt", "query: ", "--document-prompt", "passage: "]
+    for command, given, warned, expected in (
+        (build, [], True, ("", "")),
+        (build, ["--query-prompt", ""], False, ("", "")),
+        (["reembed", "index"], own, False, ("query: ", "passage: ")),
+        (["reembed", "index"], [], True, ("", "")),
+        (build, own, False, ("query: ", "passage: ")),
+    ):
+        assert main([*command, *model, *given]) == 0
+        assert prompts(warned=warned) == expected
+    assert main(["export", "index", "vectors.faiss"]) == 0
+    assert main(["import", "vectors.faiss", "texts.txt", "-o", "copy", *model, *own]) == 0
+    with Index.open("copy") as index:
+        assert index.info()["document_prompt"] == "passage: "
+        index.verify(sample=1)
+
+
+def test_eval_gives_each_model_its_prompts(
+    make_model: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        shutil.copytree(make_model(), name)
+    Path("texts.jsonl").write_text(json.dumps({"id": "a", "text": TEXT}))
+    Path("pairs.tsv").write_text("weather\ta\n")
+    opened = []
+    monkeypatch.setattr(
+        "embedkit.Encoder", lambda *given, **options: opened.append(options) or Encoder(*given, **options)
+    )
+    command = ["eval", "texts.jsonl", "--pairs", "pairs.tsv", "--model", "one", "--model", "two"]
+    assert main([*command, "--document-prompt", "d: ", "--query-prompt", "q: ", "--query-prompt", ""]) == 0
+    assert [options["prompts"] for options in opened if "prompts" in options] == [
+        {"query": "q: ", "document": "d: "},
+        {"query": "", "document": "d: "},
+    ]
+    capsys.readouterr()
+    assert main([*command, *["--query-prompt", "q: "] * 3]) == 2
+    assert "give --query-prompt once, or once for each --model" in capsys.readouterr().err

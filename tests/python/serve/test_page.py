@@ -185,6 +185,22 @@ def test_text_of_documents_is_never_html(page: Any) -> None:
     playwright.expect(page.locator("#hits mark")).to_have_text("text")
 
 
+def test_lists_and_objects_are_shown_as_text(page: Any) -> None:
+    """They were left out; a filter compares with none, so they are no buttons."""
+    page.evaluate(
+        "show([{rank: 1, score: 1, id: 'x', text: 'a text', words: [], metadata:"
+        " {tags: ['soup', '<b>'], lang: 'en', author: {name: 'Ada', born: 2n ** 60n}, no: null}}])"
+    )
+    assert page.locator("#hits .chips > *").all_text_contents() == [
+        'tags: ["soup","<b>"]',
+        "lang: en",
+        'author: {"name":"Ada","born":1152921504606846976}',
+        "no: null",
+        "more like this",
+    ]
+    assert page.locator("#hits .chip").all_text_contents() == ["lang: en", "no: null"]
+
+
 @pytest.mark.parametrize(
     ("text", "words", "marks"),
     [

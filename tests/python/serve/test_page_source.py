@@ -58,5 +58,10 @@ def test_texts_of_documents_stay_texts(page: tuple[str, dict[str, list[str]]]) -
     text, _ = page
     for parses in ("innerHTML", "outerHTML", "insertAdjacentHTML", "setHTML", "DOMParser", "document.write"):
         assert parses not in text
-    for shown in ("match[0]", "`${field}: ${value}`", "hit.passage ? hit.passage.document : hit.id"):
+    for shown in (
+        "match[0]",
+        "`${field}: ${value}`",
+        "content, title: content",
+        "hit.passage ? hit.passage.document : hit.id",
+    ):
         assert f"textContent: {shown}" in text

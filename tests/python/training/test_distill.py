@@ -497,11 +497,14 @@ def test_a_student_may_lie_beside_its_texts(
 
 
 def test_wrong_input_is_named(
-    make_model: MakeModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make_model: MakeModel,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     few = tmp_path / "few.txt"
     few.write_text("one\ntwo\n", encoding="utf-8")
-    teacher = str(make_model())
+    teacher = str(make_model(hidden=64))
     command = ["distill", "--teacher", teacher, "-o", str(tmp_path / "out"), "--max-length", "32", "--texts"]
     assert main([*command, str(few), "--dim", "8"]) == 2
     assert "2 distinct texts are too few" in capsys.readouterr().err
@@ -509,6 +512,14 @@ def test_wrong_input_is_named(
     assert "nothing" in capsys.readouterr().err
     assert main([*command, str(few), "--bytes", "200"]) == 2
     assert "--bytes 200 with --dim 256: give 192, 256 or 1024" in capsys.readouterr().err
+    few.write_text("\n".join(map(str, range(65))), encoding="utf-8")
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "embedkit.training.teacher.Teachers.__init__", None
+        )  # the teacher would encode them first
+        assert main([*command, str(few), "--layers", "0", "--dim", "64", "--bytes", "64"]) == 2
+    told = "58 texts to learn from are too few for --dim 64: give at least 73 distinct texts, or a --dim of at most 57"
+    assert told in capsys.readouterr().err
     assert main([*command, str(few), "--dev-queries", "q.tsv"]) == 2
     assert "--dev-documents and --dev-judgments" in capsys.readouterr().err
     with pytest.raises(ValueError, match="at least one teacher"):

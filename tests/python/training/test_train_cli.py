@@ -105,6 +105,37 @@ def test_a_corrected_command_takes_the_folder_of_the_failed_one(
 
 
 @pytest.mark.parametrize(
+    ("folder", "command"),
+    [
+        (
+            "runs/zh-char-small",
+            "python -m embedkit.training.vocabulary zh/zh_pairs.tsv.gz:text1,text2 zh/zh_nli.tsv.gz:premise,hypothesis "
+            "zh/zh_sts.tsv.gz:sentence1,sentence2 --split train --size 8000 --data DATA --output runs/zh-char-small",
+        ),
+        ("runs/roformer-sim-1/model", "embedkit-train roformer-sim --data DATA"),
+        (
+            "runs/cross-encoder-nli-bert/model",
+            "embedkit-train cross-encoder-nli --data DATA model.path=google-bert/bert-base-uncased "
+            "--output runs/cross-encoder-nli-bert",
+        ),
+    ],
+)
+def test_what_makes_a_missing_folder_of_a_built_in_recipe_is_named(
+    folder: str,
+    command: str,
+    recipe: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The first one was looked for on the Hub."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([str(recipe), "-q", "-o", "run", f"model.path={folder}"]) == 2
+    told = f"embedkit-train: there is no folder {folder}, which this makes: {command}\n"
+    assert capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["sbret"], "embedkit-train: unknown recipe 'sbret'; did you mean 'sbert'"),
