@@ -262,8 +262,8 @@ def _check_enough(train_file: Path, dimension: int) -> None:
     if count <= dimension:
         least = -(-10 * (dimension + 1) // 9)  # one in ten is held out
         raise ValueError(
-            f"{count} texts to learn from are too few for --dim {dimension}: give at least {least} distinct texts, or a "
-            f"--dim of at most {count - 1}"
+            f"{count} texts to learn from are too few for --dim {dimension}: give at least {least} distinct texts, or "
+            f"a --dim of at most {count - 1}"
         )
 
 

@@ -123,6 +123,7 @@ def test_a_corrected_command_takes_the_folder_of_the_failed_one(
 def test_what_makes_a_missing_folder_of_a_built_in_recipe_is_named(
     folder: str,
     command: str,
+    *,
     recipe: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
