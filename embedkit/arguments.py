@@ -92,14 +92,15 @@ def _one_of(name: str, value: Any, known: tuple[str, ...], where: str = "") -> s
     return value
 
 
-def check_positive(name: str, value: Any, most: int = 2**31 - 1) -> int:
-    """An integer, possibly of numpy, from 1 to ``most``."""
+def check_positive(name: str, value: Any, most: int = 2**31 - 1, *, least: int = 1) -> int:
+    """An integer, possibly of numpy, from ``least`` (1 or 0) to ``most``."""
+    kind = "a positive integer" if least else "0 or a positive integer"
     try:
         number = value.__index__()
     except AttributeError:
-        raise TypeError(f"{name} must be a positive integer, not {value!r}") from None
-    if isinstance(value, bool) or number < 1:
-        raise ValueError(f"{name} must be a positive integer, not {value!r}")
+        raise TypeError(f"{name} must be {kind}, not {value!r}") from None
+    if isinstance(value, bool) or number < least:
+        raise ValueError(f"{name} must be {kind}, not {value!r}")
     if number > most:
         raise ValueError(f"{name} must be at most {most}, not {number}")
     return int(number)

@@ -13,6 +13,7 @@ namespace {
 constexpr double kK1 = 1.2;
 constexpr double kB = 0.75;
 constexpr int64_t kBlock = 4096;  // rows whose scores fit the first-level cache
+constexpr int64_t kMerged = 512;  // rows of lists that are merged at a time: few, as most lists are short
 constexpr int64_t kEnd = std::numeric_limits<int64_t>::max();
 
 struct Posting {
@@ -157,21 +158,33 @@ std::string encode_postings(std::span<const int64_t> instances, int64_t after) {
 }
 
 std::pair<std::string, size_t> merge_postings(std::span<const std::string_view> lists, size_t rows) {
-  std::vector<Reader> readers;
-  for (const std::string_view list : lists) readers.emplace_back(list, rows);
+  std::vector<Reader> heap;  // the first row on top
+  for (const std::string_view list : lists) {
+    const Reader reader(list, rows);
+    if (reader.now().row != kEnd) heap.push_back(reader);
+  }
+  const auto later = [](const Reader& a, const Reader& b) { return a.now().row > b.now().row; };
+  std::make_heap(heap.begin(), heap.end(), later);
   Writer out;
-  std::array<Posting, kBlock> sums;
-  for (;;) {
-    const int64_t first = first_row(readers);
-    if (first == kEnd) break;
-    const int64_t begin = first - first % kBlock, end = begin + kBlock;
+  std::array<Posting, kMerged> sums;
+  while (!heap.empty()) {
+    const int64_t first = heap.front().now().row;
+    const int64_t begin = first - first % kMerged, end = begin + kMerged;
     sums.fill({-1, 0, 0});
-    for (Reader& reader : readers)
+    while (!heap.empty() && heap.front().now().row < end) {
+      std::pop_heap(heap.begin(), heap.end(), later);
+      Reader& reader = heap.back();
       for (; reader.now().row < end; reader.next()) {
         const Posting& at = reader.now();
         Posting& sum = sums[static_cast<size_t>(at.row - begin)];
         sum = {at.row, sum.text + at.text, sum.title + at.title};
       }
+      if (reader.now().row == kEnd) {
+        heap.pop_back();
+      } else {
+        std::push_heap(heap.begin(), heap.end(), later);
+      }
+    }
     for (const Posting& sum : sums)
       if (sum.row >= 0) out.add(sum);
   }

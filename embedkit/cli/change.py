@@ -30,7 +30,6 @@ from .common import (
     prompts_of,
     show,
     size,
-    zero_or,
 )
 from .outcome import counted
 from .terminal import ProgressBar, printable
@@ -74,7 +73,7 @@ def add_commands(commands: Any) -> None:
     _add_index(verify)
     verify.add_argument(
         "--sample",
-        type=integer(zero_or(partial(check_positive, "sample"))),
+        type=integer(partial(check_positive, "sample", least=0)),
         default=32,
         metavar="N",
         help="documents to encode again; 0 for none, without loading the model (default: 32)",

@@ -54,7 +54,6 @@ __all__ = [
     "show_result",
     "size",
     "told",
-    "zero_or",
 ]
 
 EXIT_OK = 0
@@ -187,11 +186,6 @@ def integer(check: Callable[[Any], int]) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return parse
-
-
-def zero_or(check: Callable[[Any], int]) -> Callable[[Any], int]:
-    """``check``, which accepts 0 as well."""
-    return lambda value: 0 if value == 0 else check(value)
 
 
 def byte_size(text: str) -> int:

@@ -30,7 +30,6 @@ from .common import (
     open_reranker,
     print_json,
     show_result,
-    zero_or,
 )
 from .terminal import printable, shown_id, table
 
@@ -119,10 +118,8 @@ def _add_number(
     zero: bool = False,
 ) -> None:
     """Add an option that takes a positive integer, or with ``zero`` also 0."""
-    check = partial(check_positive, option.lstrip("-"))
-    command.add_argument(
-        option, type=integer(zero_or(check) if zero else check), default=default, metavar="N", help=help
-    )
+    check = partial(check_positive, option.lstrip("-"), least=0 if zero else 1)
+    command.add_argument(option, type=integer(check), default=default, metavar="N", help=help)
 
 
 def _weight(text: str) -> float:

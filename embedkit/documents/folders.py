@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fnmatch
 import glob
-import itertools
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -49,18 +48,18 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
         return False
     parts = name.split(os.sep)
     paths = [name, *parts, *(os.sep.join(parts[:depth]) for depth in range(2, len(parts)))]
-    return any(fnmatch.fnmatchcase(path, pattern) for pattern in _plain(patterns) for path in paths)
+    return any(pattern.match(path) for pattern in _compiled(patterns) for path in paths)
 
 
 @lru_cache(maxsize=8)
-def _plain(patterns: tuple[str, ...]) -> tuple[str, ...]:
-    """The patterns as they are compared: with each ``**/``, and without it."""
-    plain: list[str] = []
-    for pattern in patterns:
-        parts = _ANY_FOLDERS.split(pattern.rstrip(os.sep).removeprefix(f".{os.sep}"))
-        choices = itertools.product(("**/", ""), repeat=len(parts) - 1)
-        plain += ["".join(itertools.chain(*zip(parts, (*choice, ""), strict=True))) for choice in choices]
-    return tuple(plain)
+def _compiled(patterns: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
+    """The patterns as `fnmatch` has them, except that ``**/`` means no folder as well."""
+    plain = (pattern.rstrip(os.sep).removeprefix(f".{os.sep}") for pattern in patterns)
+    # No path has a NUL, which `fnmatch` leaves as it is.
+    return tuple(
+        re.compile(fnmatch.translate(_ANY_FOLDERS.sub("\0", pattern)).replace("\0", "(?:.*?/)??"))
+        for pattern in plain
+    )
 
 
 @dataclass(slots=True)

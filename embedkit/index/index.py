@@ -400,7 +400,8 @@ class Index(Searcher):
     ) -> None:
         """Store the index's default search parameters; ``tuning``: the measurements they were chosen from.
 
-        What is not given stays as it is. ``rescore`` 0 stores none: off, or 4 where the index has a refinement
+        What is not given stays as it is, except the measurements of another ``nprobe`` or ``ef``; without any
+        argument, none is stored any more. ``rescore`` 0 stores none: off, or 4 where the index has a refinement
         (``…,RFlat``); there 1 is the least.
 
         Raises:

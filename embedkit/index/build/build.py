@@ -52,7 +52,7 @@ from ..storage import faiss_index
 from ..storage.document_store import OtherInputError
 from ..storage.factory import check_rows, fitting_factory
 from ..storage.generation import Generation, open_generation
-from ..storage.journal import Finished, Header, Made, State
+from ..storage.journal import Finished, Header, Made, State, read_journal
 from ..storage.layout import Writer
 from ..storage.manifest import Manifest, SegmentEntry
 from ..words.analyzer import analyzer
@@ -69,9 +69,9 @@ from .resume import (
     check_base,
     check_finished,
     check_header,
+    discard,
     disk_errors,
     forget,
-    left_behind,
     published_before,
     written_before,
 )
@@ -172,7 +172,7 @@ def build(
         Writer(root, create=mode == "build") as writer,
         contextlib.ExitStack() as stack,
     ):
-        state = left_behind(writer, settings.restart)
+        state = None if settings.restart else read_journal(writer.journal)
         before = writer.generation
         live = _live(writer, mode, settings, state)
         base = None
@@ -193,8 +193,12 @@ def build(
             assert live is not None
             check_encoder(root, live, encoder)
             check_reading(root, encoder, live)
-            # an interrupted command is finished on the generation that it began with
-            manifest = live if state is not None else fold_segments(writer, live, settings)
+            manifest = live
+        if state is None:
+            discard(writer)  # only now, when nothing is wrong with the command
+        if live is not None and mode not in {"build", "reembed"}:
+            if state is None:  # else the command is finished on the generation that it began with
+                manifest = fold_segments(writer, live, settings)
             base = stack.enter_context(contextlib.closing(open_generation(root, lambda _: None)))
         if manifest.language != AUTO_LANGUAGE:
             analyzer(manifest.language)  # a stemmer that is missing fails now as well

@@ -113,7 +113,7 @@ def _spare_encoded(writer: Writer, base: Generation, rows: dict[int, Any]) -> No
             "again first (--restart, restart=True, discards what it has encoded); the others can be deleted"
         )
     with contextlib.closing(Journal(writer.journal, state.header, resume=True)) as journal:
-        journal.encoded(int(encoded[0]))
+        journal.encoded(int(encoded[0]), 0 if state.truncated == 0 else None)
 
 
 def set_root(root: Path, folder: str) -> None:
@@ -214,11 +214,15 @@ def compact(
 
 
 def _for_lists(manifest: Manifest, base: Generation, factory: str) -> Manifest:
-    """``manifest`` for ``factory``, if that is automatic and has other lists than ``base``.
+    """``manifest`` for ``factory``, if that is automatic and has other lists than ``base``, or ``base`` a graph.
 
     A search visits the same share of them; what was measured is dropped.
     """
-    if manifest.factory not in faiss_index.AUTOMATIC or manifest.nprobe is None:
+    if manifest.factory not in faiss_index.AUTOMATIC:
+        return manifest
+    if manifest.ef is not None:  # of an imported HNSW
+        manifest = replace(manifest, ef=None, tuning=None)
+    if manifest.nprobe is None:
         return manifest
     lists = faiss_index.inverted_lists(faiss_index.create_index(factory, manifest.dimension)) or 0
     before = [part.nlist for part in base.faiss_parts if part.nlist]
@@ -383,14 +387,17 @@ def store_tuned(root: Path, tuned: Tuned, measured: Manifest) -> None:
 def _store_defaults(
     writer: Writer, base: Generation, parameters: SearchParameters, tuning: dict[str, Any] | None
 ) -> None:
-    """Store what is not ``None``; the rest stays as it is."""
+    """Store what is not ``None``; the rest stays as it is, but if all is ``None``, nothing is stored any more."""
     base.check(parameters)
-    complete = base.with_stored(parameters)
+    none = parameters == SearchParameters() and tuning is None
+    complete = parameters if none else base.with_stored(parameters)
+    if tuning is None and not none and parameters.nprobe is None and parameters.ef is None:
+        tuning = base.manifest.tuning  # else it was measured with other parameters
     manifest = replace(
         base.manifest,
         nprobe=complete.nprobe,
         ef=complete.ef,
         rescore=complete.rescore or None,
-        tuning=base.manifest.tuning if tuning is None else tuning,
+        tuning=tuning,
     )
     writer.publish(dated(manifest, writer.generation))

@@ -78,14 +78,16 @@ def estimate(
     stored = codes + (0 if is_exact(index) or kept == "none" else vector)
     text = sum(len(document.text.encode("utf-8", "replace")) for document in sample) / len(sample)
     row = stored + _DOCUMENT_BYTES + _TEXT_COPIES * text
-    held = bytes_per_vector(index) + (_SEEN_BYTES if settings.dedup is not None else 0)
+    # The texts that --dedup has seen are held beside --max-memory.
+    seen = int(rows * _SEEN_BYTES) if settings.dedup is not None else 0
+    least = int(resident()) + (64 << 20)
     return Estimate(
         documents=documents,
         passages=passages,
         seconds=rows * _seconds_of_one(sample, trial),
         disk=_INDEX_BYTES + int(rows * row),
         disk_while_building=_INDEX_BYTES + int(rows * (row + vector + _SORTED_COPIES * text)),
-        memory=min(settings.max_memory, int(resident() + rows * held) + (64 << 20)),
+        memory=seen + min(settings.max_memory, least + int(rows * bytes_per_vector(index))),
     )
 
 

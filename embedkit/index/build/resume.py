@@ -29,9 +29,9 @@ __all__ = [
     "check_finished",
     "check_header",
     "check_new",
+    "discard",
     "disk_errors",
     "forget",
-    "left_behind",
     "published_before",
     "resumable_rows",
     "written_before",
@@ -106,13 +106,10 @@ def resumable_rows(root: Path) -> int:
     return 0 if state is None else state.rows
 
 
-def left_behind(writer: Writer, restart: bool) -> State | None:
-    """The state of an interrupted build; if there is none, or at a ``restart``, its files are removed."""
-    state = None if restart else read_journal(writer.journal)
-    if state is None:
-        writer.journal.unlink(missing_ok=True)
-        shutil.rmtree(writer.building, ignore_errors=True)
-    return state
+def discard(writer: Writer) -> None:
+    """Remove what an interrupted build has left."""
+    writer.journal.unlink(missing_ok=True)
+    shutil.rmtree(writer.building, ignore_errors=True)
 
 
 def check_new(writer: Writer) -> None:

@@ -166,9 +166,10 @@ class Generation:
         if rescore is not None and rescore < 0:
             raise ValueError(f"rescore must be 0 (off) or more, not {rescore}")
         if rescore and not self._rescores:
+            build = "build one of its documents" if self.factory == "imported" else "build it"
             raise ValueError(
                 f"rescore does not apply: the index is {self.factory} and keeps no vectors beside its codes; "
-                "build it with --keep fp32 or int8"
+                f"{build} with --keep fp32 or int8"
             )
         if nprobe is not None and not self.nlist:
             raise ValueError(f"nprobe does not apply: the index is {self.factory}, without inverted lists")

@@ -296,7 +296,7 @@ def test_given_vectors(capsys: pytest.CaptureFixture[str]) -> None:
     assert "verify with --sample 0" in done(capsys, "verify", "index", code=1)
     line = done(capsys, "verify", "index", "--sample", 0, "--model", "nowhere")
     assert line == "index: 3 files and 20 documents verified"
-    assert "sample must be a positive integer, not -1" in done(
+    assert "sample must be 0 or a positive integer, not -1" in done(
         capsys, "verify", "index", "--sample", -1, code=2
     )
 

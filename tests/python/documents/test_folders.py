@@ -101,6 +101,8 @@ def test_patterns_choose_files(folder: Path) -> None:
     assert read("**/*.md") == {"b/note.md", "top.md"}
     assert read("./**/b/*.md", exclude=("./a",)) == {"b/note.md"} == read("*.md", exclude=("**/top.md",))
     assert read("b/**/*.md") == {"b/note.md"} == read("**/b/**/**/note.md")
+    assert not Patterns(("**/" + "*/**/" * 30 + "*.md",))("b/note.md")
+    assert Patterns(("a*/**/b*c*.md",))("ax/bc/b.md") and not Patterns(("a/**b/*.md",))("a/x/c/x.md")
     with pytest.raises(InputError, match=r"holds no files .*left out"):
         read("*.none")
 

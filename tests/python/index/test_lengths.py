@@ -115,10 +115,11 @@ def test_the_count_of_cut_texts_is_unknown_where_deleted_ones_may_be_among_them(
 def test_the_estimate_counts_what_dedup_remembers() -> None:
     sample = [Document("a text", "a")]
     plain, distinct = (
-        estimate(sample, 10**6, FakeEncoder(), BuildSettings("Flat", dedup=dedup, max_memory=4 << 30))
+        estimate(sample, 10**8, FakeEncoder(), BuildSettings("Flat", dedup=dedup, max_memory=2 << 30))
         for dedup in (None, "exact")
     )
-    assert distinct.memory - plain.memory == pytest.approx(80e6, abs=20e6)
+    assert plain.memory == 2 << 30
+    assert distinct.memory - plain.memory == 80 * 10**8
 
 
 def test_the_estimate_neither_refuses_nor_counts_nor_warns(make_model: Callable[..., Path]) -> None:

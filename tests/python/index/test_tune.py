@@ -235,6 +235,11 @@ def test_defaults_that_are_not_given_stay(inverted: Index) -> None:
         manifest = inverted.generation.manifest
         assert (manifest.nprobe, manifest.rescore) == (tuned.point.parameters.nprobe, rescore)
         assert manifest.tuning == {"tuned": tuned.to_dict()}
+    inverted.set_search_defaults(nprobe=1)
+    manifest = inverted.generation.manifest
+    assert (manifest.nprobe, manifest.tuning) == (1, None)  # measured with another
+    inverted.set_search_defaults()
+    assert inverted.generation.manifest.nprobe is None
 
 
 def test_a_default_of_0_that_an_earlier_version_wrote_is_read(inverted: Index) -> None:
