@@ -79,9 +79,11 @@ def test_an_interrupted_reembed_keeps_its_documents(tmp_path: Path, encoder: Fak
                 raise KeyboardInterrupt
             return super().encode_document(sentences, **options)
 
-    with Index.build(tmp_path / "index", documents(0, 3000), encoder) as index:
+    with Index.build(tmp_path / "index", documents(0, 3000), encoder, factory="PQ4x4") as index:
         with pytest.raises(KeyboardInterrupt):
             index.reembed(Stopped("new", truncate_dim=20))
+        with pytest.raises(ValueError, match="the new model do not fit the index"):
+            index.reembed(FakeEncoder("other", truncate_dim=22), restart=True)
         with pytest.raises(
             ResumeError, match=r"an interrupted 'reembed' has encoded .* documents and needs them all"
         ):
