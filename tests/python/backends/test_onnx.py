@@ -174,6 +174,19 @@ def test_a_graph_that_was_replaced_is_no_longer_the_one_in_memory(folder: Path, 
         encoder.fingerprint  # noqa: B018
 
 
+def test_weights_that_the_graph_replaces_may_come_and_go(folder: Path) -> None:
+    """A download for ONNX leaves them out, one for the core adds them to the same folder."""
+    encoder = Encoder(folder, backend="onnx")
+    pickled = pickle.dumps(encoder)
+    for name in ("model.safetensors", "model.safetensors.index.json"):
+        (folder / name).write_bytes(b"{}")
+    assert pickle.loads(pickled).fingerprint == encoder.fingerprint
+    (dense,) = folder.glob("*_Dense/model.safetensors")
+    dense.write_bytes(dense.read_bytes() + b"\0")
+    with pytest.raises(ValueError, match="has changed since the model was opened"):
+        encoder._engine.folder.check_unchanged()
+
+
 def test_types_the_core_does_not_know(tmp_path: Path, make_model: Callable[..., Path]) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
