@@ -377,7 +377,9 @@ def test_which_graph(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("model_qint8_arm64.onnx", "onnx/model_qint8_arm64.onnx"):
         about = Encoder(folder, backend="onnx", onnx_file=name).describe()
         assert about["precision"] == "int8" and about["onnx_file"].endswith("model_qint8_arm64.onnx")
-    for kind in ("q4", "q4f16", "bnb4", "int4"):  # of transformers.js
+    shutil.copyfile(onnx / "model_O3.onnx", onnx / "print4.onnx")
+    assert Encoder(folder, backend="onnx", onnx_file="print4.onnx").describe()["precision"] == "fp32"
+    for kind in ("q4", "q4f16", "bnb4", "nf4", "int4", "uint4"):  # of transformers.js
         name = f"model_{kind}.onnx"
         shutil.copyfile(onnx / "model_O3.onnx", onnx / name)
         assert Encoder(folder, backend="onnx", onnx_file=name).describe()["precision"] == "int4"
