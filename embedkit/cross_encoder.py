@@ -117,7 +117,7 @@ class CrossEncoder(LoadedModel[PairEngine]):
     @overload
     def predict(  # of one pair: a number, or an array for several classes
         self,
-        sentences: tuple[str, str] | list[str],
+        sentences: tuple[str, ...] | list[str] | None = ...,
         *,
         batch_size: int | None = ...,
         show_progress_bar: bool | None = ...,
@@ -125,6 +125,7 @@ class CrossEncoder(LoadedModel[PairEngine]):
         apply_softmax: bool = ...,
         convert_to_numpy: bool = ...,
         convert_to_tensor: bool = ...,
+        inputs: tuple[str, ...] | list[str] | None = ...,
         device: str | None = ...,
         **unsupported: None,
     ) -> Any: ...

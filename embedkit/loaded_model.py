@@ -165,7 +165,7 @@ class LoadedModel(ABC, Generic[_Engine]):
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """The settings, the path and the precision; None for the path of the built-in model.
+        """The settings, the path, the precision and the folder's identity; None for the path of the built-in model.
 
         The results of evaluators stay here.
         """
@@ -184,7 +184,13 @@ class LoadedModel(ABC, Generic[_Engine]):
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Load the model from its folder, whose files may be others where it is loaded."""
+        """Load the model from its folder, whose files may be others where it is loaded.
+
+        Another model whose files have the same names and sizes passes, unless a fingerprint was known.
+
+        Raises:
+            ValueError: the folder holds another model than where it was pickled.
+        """
         state = {"_length_given": False, "_stamped": None, **state}  # pickles of earlier versions have none
         expected = state.pop("_stamped")
         self.__dict__.update(state)
@@ -195,7 +201,7 @@ class LoadedModel(ABC, Generic[_Engine]):
         self._start()
 
     def _check_pickled(self, expected: object, found: object) -> None:
-        """Raise ValueError if ``found`` is not the ``expected`` of a pickle, None if that does not tell."""
+        """Raise ValueError if ``found`` is not what a pickle says; ``expected`` is None if the pickle does not say."""
         if expected not in (None, found):
             raise ValueError(f"{self._name}: the folder holds another model than where it was pickled")
 

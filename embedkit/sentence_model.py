@@ -210,12 +210,19 @@ class SentenceModel(LoadedModel[Engine]):
         """Report model, numerics and machine, and how many texts were encoded and truncated so far.
 
         The fingerprint is None if it is not known yet and the folder is gone or has changed.
+
+        Raises:
+            ValueError: the folder holds another model than where the encoder was pickled.
         """
         folder = self._engine.folder
-        try:
-            fingerprint: str | None = self.fingerprint
-        except (OSError, ValueError):
-            fingerprint = None
+        fingerprint = self._fingerprint
+        if fingerprint is None:
+            try:
+                folder.check_unchanged()
+            except ValueError:
+                pass
+            else:
+                fingerprint = self.fingerprint
         return {
             **super().describe(),
             "fingerprint": fingerprint,

@@ -44,7 +44,7 @@ PRECISIONS = ("fp32", "fp16", "int8")
 _DEFAULT = "model.onnx"
 # How Optimum, sentence-transformers and transformers.js name quantized and half-precision graphs.
 _NAMED = {
-    "int4": re.compile(r"int4|_q4|_bnb4"),
+    "int4": re.compile(r"(?<![a-z])u?int4|_(q|bnb|fp|nf)4"),
     "int8": re.compile(r"int8|quantized|_q8"),
     "fp16": re.compile(r"fp16|float16|_O4(_|\.|$)"),
 }

@@ -394,6 +394,7 @@ class EmbedkitVectorStore(VectorStore):
         index = self._opened()
         if index is None or not len(index):
             _check_search(fetch_k, filter)
+        if index is None:
             return []
         query = _vector(embedding)
         while True:  # rows are those of one generation

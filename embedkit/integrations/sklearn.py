@@ -68,14 +68,10 @@ class EmbedkitTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
         _texts(X)
         options = {"precision": self.precision, "threads": self.threads, "max_length": self.max_length}
         given = {name: value for name, value in options.items() if value not in ("auto", None)}
-        self.encoder_ = encoder_of(self.model, given)
-        self._encoding = {
-            "prompt_name": self.prompt_name,
-            "prompt": self.prompt,
-            "truncate_dim": self.truncate_dim,
-            "normalize_embeddings": self.normalize_embeddings,
-        }
-        self.n_features_out_ = self._encode([""]).shape[1]
+        encoder, encoding = encoder_of(self.model, given), self._options()
+        width = encoder.encode([""], **encoding).shape[1]
+        # Only once the parameters are proven: a failed fit leaves the one before as it was.
+        self.encoder_, self._encoding, self.n_features_out_ = encoder, encoding, width
         return self
 
     def transform(self, X: Any) -> npt.NDArray[np.float32]:
@@ -90,13 +86,20 @@ class EmbedkitTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             ValueError: ``X`` does not hold texts.
         """
         check_is_fitted(self)
-        return self._encode(_texts(X))
-
-    def _encode(self, texts: list[str]) -> npt.NDArray[np.float32]:
-        vectors: npt.NDArray[np.float32] = encode_rows(
-            self.encoder_.encode, texts, **self._encoding, show_progress_bar=False
-        )
+        # Pickles of earlier versions hold no `_encoding`.
+        encoding = getattr(self, "_encoding", None) or self._options()
+        vectors: npt.NDArray[np.float32] = encode_rows(self.encoder_.encode, _texts(X), **encoding)
         return vectors
+
+    def _options(self) -> dict[str, Any]:
+        """Those of `Encoder.encode`."""
+        return {
+            "prompt_name": self.prompt_name,
+            "prompt": self.prompt,
+            "truncate_dim": self.truncate_dim,
+            "normalize_embeddings": self.normalize_embeddings,
+            "show_progress_bar": False,
+        }
 
     @property
     def _n_features_out(self) -> int:

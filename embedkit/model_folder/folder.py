@@ -269,7 +269,11 @@ def open_folder(path: Path, *, graph: bool = False) -> ModelFolder:
         )
     routes = folder.routing.entries.values() if folder.routing is not None else ()
     places = {path, *(place for modules in (entries, *routes) for _, place in modules)}
-    return folder.with_files(files_of(places))
+    files = files_of(places)
+    if graph:  # the transformer's weights are not read then, and may come and go
+        skipped = folder.transformer
+        files = (file for file in files if file.parent != skipped or not file.name.endswith(_READ_ENDINGS))
+    return folder.with_files(files)
 
 
 def files_of(places: Iterable[Path]) -> Iterator[Path]:

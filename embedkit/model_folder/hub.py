@@ -130,12 +130,14 @@ def resolve(
             f"no folder {name!r} exists, {repository!r} is not in the cache, and {reason}; connect once, "
             "or copy the model folder here and give its path"
         ) from error
-    except (OSError, TypeError, ValueError):
+    except (ImportError, AttributeError, TypeError, ValueError):
         raise
     except Exception as error:  # of the HTTP library, which is another one in every few versions
+        if isinstance(error, OSError) and not type(error).__module__.startswith("requests."):
+            raise  # of the disk, or with a message of huggingface_hub
         reason = f"{type(error).__name__}: {error}".removesuffix(": ")
         raise OSError(
-            f"the download of {repository!r} was interrupted ({reason}); run it again, it goes on"
+            f"the download of {repository!r} was interrupted ({reason}); run it again to resume"
         ) from error
 
 

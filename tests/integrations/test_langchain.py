@@ -390,6 +390,10 @@ def test_arguments_are_checked_before_the_first_document(store: EmbedkitVectorSt
             for condition in ("topic = (", {"year": {"$near": 3}}):
                 with pytest.raises(ValueError, match=r"topic|\$near"):
                     search("a", filter=condition)  # type: ignore[operator]
+    with pytest.raises(TypeError, match="nonsense"):
+        store.max_marginal_relevance_search("a", nonsense=1)
+    with pytest.raises(ValueError, match="3"):
+        store.max_marginal_relevance_search_by_vector([1.0, 2.0, 3.0])
 
 
 def test_a_search_does_not_wait_for_an_addition(tmp_path: Path) -> None:

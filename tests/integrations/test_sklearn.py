@@ -129,6 +129,21 @@ def test_what_is_set_after_fit_counts_from_the_next_one_on() -> None:
     np.testing.assert_allclose(np.linalg.norm(after, axis=1), 1, rtol=1e-5)
 
 
+def test_a_failed_fit_leaves_the_one_before() -> None:
+    transformer = EmbedkitTransformer(truncate_dim=16).fit(TEXTS)
+    before = transformer.transform(TEXTS)
+    with pytest.raises(ValueError, match="truncate_dim=1000"):
+        transformer.set_params(truncate_dim=1000, model=Encoder()).fit(TEXTS)
+    np.testing.assert_array_equal(transformer.transform(TEXTS), before)
+
+
+def test_pickles_of_earlier_versions() -> None:
+    transformer = EmbedkitTransformer(truncate_dim=16).fit(TEXTS)
+    before = transformer.transform(TEXTS)
+    del transformer._encoding
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(transformer)).transform(TEXTS), before)
+
+
 def test_clones_of_an_open_encoder_share_its_weights() -> None:
     encoder = Encoder()
     copy = clone(EmbedkitTransformer(encoder)).fit(TEXTS)

@@ -90,7 +90,7 @@ def import_faiss() -> Any:
     try:
         import faiss
     except ImportError as error:
-        raise ImportError("this needs Faiss, which is not installed: pip install 'embedkit[cpu]'") from error
+        raise ImportError("Faiss is needed and not installed: pip install 'embedkit[cpu]'") from error
     return faiss
 
 

@@ -37,7 +37,7 @@ def number(raw: Config, key: str, where: str, default: float | None = None) -> f
 
 
 def rotary_base(raw: Config, key: str, where: str, default: float) -> float:
-    """The base of rotary positions. The core takes 0, as which smaller ones would be rounded, for none."""
+    """The base of rotary positions, 1 or more: the core takes 0 for none, and tiny values would round to 0."""
     value = number(raw, key, where, default)
     if value < 1:
         raise ValueError(f"{where}: {key} is {value:g}; a rotary base is 1 or more. Fetch the file again.")

@@ -174,6 +174,19 @@ def test_a_graph_that_was_replaced_is_no_longer_the_one_in_memory(folder: Path, 
         encoder.fingerprint  # noqa: B018
 
 
+def test_weights_that_the_graph_replaces_may_come_and_go(folder: Path) -> None:
+    """A download for ONNX leaves them out, one for the core adds them to the same folder."""
+    encoder = Encoder(folder, backend="onnx")
+    pickled = pickle.dumps(encoder)
+    for name in ("model.safetensors", "model.safetensors.index.json"):
+        (folder / name).write_bytes(b"{}")
+    assert pickle.loads(pickled).fingerprint == encoder.fingerprint
+    (dense,) = folder.glob("*_Dense/model.safetensors")
+    dense.write_bytes(dense.read_bytes() + b"\0")
+    with pytest.raises(ValueError, match="has changed since the model was opened"):
+        encoder._engine.folder.check_unchanged()
+
+
 def test_types_the_core_does_not_know(tmp_path: Path, make_model: Callable[..., Path]) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
@@ -364,7 +377,9 @@ def test_which_graph(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("model_qint8_arm64.onnx", "onnx/model_qint8_arm64.onnx"):
         about = Encoder(folder, backend="onnx", onnx_file=name).describe()
         assert about["precision"] == "int8" and about["onnx_file"].endswith("model_qint8_arm64.onnx")
-    for kind in ("q4", "q4f16", "bnb4", "int4"):  # of transformers.js
+    shutil.copyfile(onnx / "model_O3.onnx", onnx / "print4.onnx")
+    assert Encoder(folder, backend="onnx", onnx_file="print4.onnx").describe()["precision"] == "fp32"
+    for kind in ("q4", "q4f16", "bnb4", "nf4", "int4", "uint4"):  # of transformers.js
         name = f"model_{kind}.onnx"
         shutil.copyfile(onnx / "model_O3.onnx", onnx / name)
         assert Encoder(folder, backend="onnx", onnx_file=name).describe()["precision"] == "int4"

@@ -115,6 +115,8 @@ def test_a_folder_that_has_changed_is_no_longer_the_model_in_memory(
         for again in (restored, pickle.loads(pickle.dumps(restored))):
             with pytest.raises(ValueError, match="the folder holds another model than where it was pickled"):
                 again.fingerprint  # noqa: B018
+            with pytest.raises(ValueError, match="the folder holds another model than where it was pickled"):
+                again.describe()
     (folder / "README.md").write_text("A card is no part of the model.")
     with Encoder(folder) as again:
         again.save(tmp_path / "stamped")

@@ -219,5 +219,7 @@ def test_without_faiss_no_index_is_spoken_of(monkeypatch: pytest.MonkeyPatch) ->
         lambda: semantic_search(vectors, vectors),
         lambda: paraphrase_mining(Given(vectors), ["a", "b"]),  # type: ignore[arg-type]
     ):
-        with pytest.raises(ImportError, match=r"^this needs Faiss, .* pip install 'embedkit\[cpu\]'$"):
+        with pytest.raises(
+            ImportError, match=r"^Faiss is needed and not installed: pip install 'embedkit\[cpu\]'$"
+        ):
             search()

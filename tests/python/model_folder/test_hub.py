@@ -68,19 +68,35 @@ def test_network_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         resolve("org/name", **NO_HUB)
 
 
-def test_network_that_fails_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("base", "module"), [(Exception, "httpx"), (OSError, "requests.exceptions")])
+def test_network_that_fails_meanwhile(
+    base: type[Exception], module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub = pytest.importorskip("huggingface_hub")
-
-    class ReadError(Exception):
-        """As that of httpx, which is no OSError."""
+    error = type("ReadError", (base,), {"__module__": module})
 
     def broken(*args: Any, **options: Any) -> str:
-        raise ReadError("connection reset by peer")
+        raise error("connection reset by peer")
 
     monkeypatch.setattr(hub, "snapshot_download", broken)
-    message = r"download of 'org/name' was interrupted \(ReadError: connection reset by peer\); run it again"
+    message = r"download of 'org/name' was interrupted \(ReadError: connection reset by peer\); run it again to resume$"
     with pytest.raises(OSError, match=message):
         resolve("org/name", **NO_HUB)
+
+
+@pytest.mark.parametrize(
+    "error", [ImportError("no socksio"), AttributeError("x"), PermissionError("disk"), ValueError("name")]
+)
+def test_errors_that_are_not_of_the_network(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+
+    def failing(*args: Any, **options: Any) -> str:
+        raise error
+
+    monkeypatch.setattr(hub, "snapshot_download", failing)
+    with pytest.raises(type(error)) as raised:
+        resolve("org/name", **NO_HUB)
+    assert raised.value is error
 
 
 def test_revision_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
