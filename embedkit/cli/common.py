@@ -318,9 +318,7 @@ def warn_of_prompts(name: str, read: Mapping[str, str | None], given: Mapping[st
     from ..model_folder.catalog import list_models
 
     known = (one.prompts for one in list_models() if Path(one.name).name == Path(name).name)
-    missing = {
-        task: text for task, text in next(known, {}).items() if not read[task] and task not in given
-    }
+    missing = {task: text for task, text in next(known, {}).items() if not read[task] and task not in given}
     if missing:
         named = " ".join(f"--{task}-prompt {shlex.quote(text)}" for task, text in missing.items())
         warnings.warn(

@@ -222,11 +222,52 @@ def test_eval_gives_each_model_its_prompts(
         "embedkit.Encoder", lambda *given, **options: opened.append(options) or Encoder(*given, **options)
     )
     command = ["eval", "texts.jsonl", "--pairs", "pairs.tsv", "--model", "one", "--model", "two"]
-    assert main([*command, "--document-prompt", "d: ", "--query-prompt", "q: ", "--query-prompt", ""]) == 0
+    assert (
+        main([*command, "--json", "--document-prompt", "d: ", "--query-prompt", "q: ", "--query-prompt", ""])
+        == 0
+    )
     assert [options["prompts"] for options in opened if "prompts" in options] == [
         {"query": "q: ", "document": "d: "},
         {"query": "", "document": "d: "},
     ]
-    capsys.readouterr()
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["query_prompt"], row["document_prompt"]) for row in rows if row["search"] == "vectors"] == [
+        ("q: ", "d: "),
+        ("", "d: "),
+    ]
     assert main([*command, *["--query-prompt", "q: "] * 3]) == 2
     assert "give --query-prompt once, or once for each --model" in capsys.readouterr().err
+
+
+def test_rows_of_one_model_with_other_prompts_are_told_apart(
+    make_model: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(make_model(), "one")
+    Path("texts.jsonl").write_text(json.dumps({"id": "a", "text": TEXT}))
+    Path("pairs.tsv").write_text("weather\ta\n")
+    plotted = []
+    monkeypatch.setattr("embedkit.cli.evaluate.check_plot", lambda path: None)
+    monkeypatch.setattr(
+        "embedkit.cli.evaluate.plot_quality", lambda path, points, title: plotted.extend(points)
+    )
+    command = [
+        "eval",
+        "texts.jsonl",
+        "--pairs",
+        "pairs.tsv",
+        "--model",
+        "one",
+        "--model",
+        "one",
+        "--plot",
+        "x.png",
+    ]
+    assert main([*command, "--query-prompt", "q: ", "--query-prompt", ""]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert "query prompt" in header and "document prompt" not in header
+    assert ["'q: '" in row for row in rows[:4]] == [True, True, False, False]
+    assert {name for name, *_ in plotted} == {"one 'q: '", "one ''"}
