@@ -55,12 +55,12 @@ def test_settings_that_fail_are_left_out(capsys: pytest.CaptureFixture[str]) -> 
 
         def load(self, streams: int) -> None:
             if streams == 2:
-                raise PeerFailed("peer: Traceback\nMemoryError: two models")
+                raise PeerFailed("peer", "Traceback\nMemoryError: two models")
             super().load(streams)
 
         def run(self, batch: int) -> float:
             if batch >= 8:
-                raise PeerFailed("peer: Traceback\nMemoryError: large")
+                raise PeerFailed("peer", "Traceback\nMemoryError: large")
             return super().run(batch)
 
     settings = [Setting(batch, streams) for streams in (1, 2) for batch in (4, 2, 8)]
@@ -108,7 +108,7 @@ def test_a_package_that_fails_is_left_out_with_its_reason(
 
         def convert(self) -> None:
             if self.key == "openvino-fp32":
-                raise PeerFailed("openvino-fp32: Traceback\nValueError: another pooling")
+                raise PeerFailed("openvino-fp32", "the process ended")
 
         def settings(self) -> list[Setting]:
             return [Setting(8)]
@@ -122,7 +122,7 @@ def test_a_package_that_fails_is_left_out_with_its_reason(
         def run(self, batch: int) -> float:
             self.runs += 1
             if self.key == "onnxruntime-fp32" and self.runs == 3:
-                raise PeerFailed("onnxruntime-fp32: Traceback\nMemoryError: all is full")
+                raise PeerFailed("onnxruntime-fp32", "Traceback\nMemoryError: all is full")
             return 1.0
 
     monkeypatch.setattr(hpd, "Worker", Worker)
@@ -131,9 +131,21 @@ def test_a_package_that_fails_is_left_out_with_its_reason(
     speeds, _, left_out = hpd._speeds(options, keys, tmp_path, tmp_path, texts=["one", "two"], counts=[3, 3])
     assert {key: speed.median for key, speed in speeds.items()} == {"embedkit-fp32": 2.0}
     assert left_out == {
-        "openvino-fp32": "ValueError: another pooling",
+        "openvino-fp32": "the process ended",
         "onnxruntime-fp32": "MemoryError: all is full",
     }
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"), [("exit(1)", "the process failed"), ("exit('no\\nmemory')", "memory")]
+)
+def test_a_process_that_fails_may_tell_nothing(code: str, reason: str) -> None:
+    import latency
+    from peers.worker import PeerFailed
+
+    with pytest.raises(PeerFailed) as failed:
+        latency.python(code, 1)
+    assert failed.value.reason == reason
 
 
 def test_a_large_model_gets_enough_texts_for_all_threads(
