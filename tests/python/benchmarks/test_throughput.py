@@ -210,7 +210,8 @@ def test_a_result_of_the_same_processor_keeps_its_other_models(
 
     def about(family: str = "25/17", openvino: str = "2", torch: str = "2") -> dict[str, Any]:
         machine = {"cpu_family_model": family, "cpu_flags": ["avx2"]}
-        return common.report("processor", machine=machine, versions={"openvino": openvino, "torch": torch})
+        versions = {"openvino": openvino, "torch": torch}
+        return common.report("processor", machine=machine, versions=versions, inputs={"bert": {"texts": "1"}})
 
     def case(model: str, case: str, rate: int) -> dict[str, Any]:
         return {"model": model, "case": case, "rows": [{"sentences_per_s": common.Spread.of([rate])}]}
@@ -218,7 +219,7 @@ def test_a_result_of_the_same_processor_keeps_its_other_models(
     file = tmp_path / "cpu.json"
     assert processor.earlier(file, about(), 2)["cases"] == []
     old = [case(model, length, 1) for model in ("minilm", "bge") for length in ("short", "256")]
-    common.write_json(file, about() | {"note": "by hand", "cases": old, "threads": 2})
+    common.write_json(file, about() | {"note": "by hand", "inputs": {}, "cases": old, "threads": 2})
     for other, threads in ((about(family="23/49"), 2), (about(openvino="3"), 2), (about(), 8)):
         assert processor.earlier(file, other, threads)["cases"] == []
         assert "will be replaced" in capsys.readouterr().out
@@ -234,3 +235,9 @@ def test_a_result_of_the_same_processor_keeps_its_other_models(
     assert rates == [
         (m, c, 1 if m == "bge" else 2) for m in ("minilm", "bge", "bert") for c in ("short", "256")
     ]
+    inputs = {"minilm": {"texts": "1"}, "bge": {"texts": "2"}, "bert": {"texts": "2"}}
+    common.write_json(file, about() | {"inputs": inputs, "cases": [*old, *cases], "threads": 2})
+    found = processor.earlier(file, about(), 2)
+    assert {one["model"] for one in found["cases"]} == {"minilm", "bert"}  # which is measured anew
+    assert found["inputs"].keys() == {"minilm", "bert"}
+    assert "bge were measured on other texts, and are left out" in capsys.readouterr().out
