@@ -231,7 +231,8 @@ def add_prompts(command: argparse.ArgumentParser, more: str = "", **options: Any
 
 def prompts_of(query: str | None, document: str | None) -> dict[str, str]:
     """What was given with the options of `add_prompts`, for `Encoder`."""
-    given = {task: text for task, text in zip(TASKS, (query, document), strict=True) if text is not None}
+    both = {"query": query, "document": document}
+    given = {task: text for task, text in both.items() if text is not None}
     for task, text in given.items():
         check_unicode(f"--{task}-prompt", text)
     return given
@@ -302,7 +303,7 @@ def load_encoder(
         raise CommandError(EXIT_USAGE, f"the model cannot be loaded: {error}") from error
     if before is not None and before.fingerprint == encoder.fingerprint:
         encoder.prompts = {**encoder.prompts, **before.prompts, **prompts}
-    read = {task: prompt_of(encoder, task) for task in TASKS}
+    read: dict[str, str | None] = {task: prompt_of(encoder, task) for task in TASKS}
     warn_of_prompts(encoder.describe()["model"], read, prompts)
     return encoder
 
