@@ -160,7 +160,7 @@ def python(script: str, threads: int) -> tuple[float, str]:
         seconds = time.perf_counter() - start
         errors = process.stderr.read()
     if process.returncode != 0:
-        raise PeerFailed(errors)
+        raise PeerFailed("a new process", errors)
     return seconds, line
 
 

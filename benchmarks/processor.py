@@ -136,7 +136,10 @@ def begun(path: Path | None, about: dict[str, Any]) -> dict[str, Any]:
 
 
 def earlier(path: Path | None, about: dict[str, Any], threads: int) -> dict[str, Any]:
-    """A finished result of the same processor and packages (``about``) on as many threads; without cases if none."""
+    """A finished result of the same processor and packages (``about``) on as many threads; without cases if none.
+
+    Of other models, those that are known to have read other texts are left out.
+    """
     none: dict[str, Any] = {"cases": []}
     if path is None or not path.is_file():
         return none
@@ -149,6 +152,12 @@ def earlier(path: Path | None, about: dict[str, Any], threads: int) -> dict[str,
     if not all(same):
         print(f"{path} is of another processor, other packages or threads, and will be replaced")
         return none
+    known, digests = found.get("inputs", {}), {one["texts"] for one in about["inputs"].values()}
+    stale = {model for model, one in known.items() if one["texts"] not in digests} - about["inputs"].keys()
+    if stale:
+        print(f"{path}: {', '.join(sorted(stale))} were measured on other texts, and are left out")
+    found["cases"] = [case for case in found["cases"] if case["model"] not in stale]
+    found["inputs"] = {model: one for model, one in known.items() if model not in stale}
     return found
 
 

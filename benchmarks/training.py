@@ -47,7 +47,11 @@ def main() -> int:
     parser.add_argument(
         "--work", type=Path, default=Path("runs"), help="folder for the trainings (default: runs)"
     )
-    parser.add_argument("--data", type=Path, help="data folder (default: EMBEDKIT_DATA)")
+    parser.add_argument(  # a shell does not expand what follows "="
+        "--data",
+        type=lambda text: Path(os.path.expanduser(text)),
+        help="data folder (default: EMBEDKIT_DATA)",
+    )
     parser.add_argument(
         "--results", type=Path, help="folder for the results (default: benchmarks/results/training)"
     )

@@ -219,8 +219,8 @@ def _missing_made(shown: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        for folder in re.findall(r"\bruns/[\w./-]+", shown):
-            if not Path(folder).exists() and (command := made_by(folder)):
+        for folder in re.findall(r"(?<![\w./~-])runs/[\w./-]+", shown):
+            if folder in str(error) and not Path(folder).exists() and (command := made_by(folder)):
                 raise FileNotFoundError(
                     f"there is no folder {folder}, which this makes: {command}"
                 ) from error

@@ -30,12 +30,13 @@ PR_SET_PDEATHSIG = 1  # from Linux' prctl.h
 
 
 class PeerFailed(RuntimeError):
-    """The peer raised; the message holds the worker's traceback."""
+    """The peer raised; the message holds what was told, such as the worker's traceback."""
 
-    @property
-    def reason(self) -> str:
-        """The last line of the message."""
-        return str(self).strip().splitlines()[-1].strip()
+    def __init__(self, key: str, told: str) -> None:
+        told = told.strip() or "the process failed"
+        super().__init__(f"{key}: {told}")
+        self.reason = told.splitlines()[-1].strip()
+        """The last line of what was told."""
 
 
 class Worker:
@@ -136,13 +137,13 @@ class Worker:
             self._pipe.send((method, arguments))
             if self._patience is not None and not self._pipe.poll(self._patience):
                 self._end()
-                raise PeerFailed(f"{self.key}: {method} took more than {self._patience:g} s")
+                raise PeerFailed(self.key, f"{method} took more than {self._patience:g} s")
             failed, answer = self._pipe.recv()
         except (EOFError, OSError):
             self._end()
-            raise PeerFailed(f"{self.key}: the process ended") from None
+            raise PeerFailed(self.key, "the process ended") from None
         if failed:
-            raise PeerFailed(f"{self.key}: {answer}")
+            raise PeerFailed(self.key, answer)
         os.kill(pid, signal.SIGSTOP)
         return answer
 

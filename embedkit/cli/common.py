@@ -12,10 +12,10 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TextIO
 
 from ..arguments import check_threads
-from ..inputs import TextsWarning
+from ..inputs import TextsWarning, check_unicode
 from .interrupts import EXIT_INTERRUPTED, exit_code, sigterm_like_ctrl_c
 from .terminal import printable
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
     from .. import CrossEncoder, Encoder, Index
+    from ..index.storage.manifest import EncoderEntry
 
 __all__ = [
     "EXIT_FAILED",
@@ -30,6 +31,7 @@ __all__ = [
     "EXIT_OK",
     "EXIT_USAGE",
     "FAILURES",
+    "TASKS",
     "CommandError",
     "Parser",
     "add_index_model",
@@ -54,12 +56,16 @@ __all__ = [
     "show_result",
     "size",
     "told",
+    "warn_of_prompts",
 ]
 
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 FAILURES: tuple[type[Exception], ...] = (ImportError, OSError, RuntimeError, TypeError)
+
+TASKS: tuple[Literal["query", "document"], ...] = ("query", "document")
+"""What a prompt is for."""
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?|[kmg]i)b?", re.IGNORECASE)
@@ -214,7 +220,7 @@ def add_prompts(command: argparse.ArgumentParser, more: str = "", **options: Any
         more: ends the help.
         options: further ones of `argparse`.
     """
-    for task in ("query", "document"):
+    for task in TASKS:
         command.add_argument(
             f"--{task}-prompt",
             metavar="TEXT",
@@ -225,8 +231,11 @@ def add_prompts(command: argparse.ArgumentParser, more: str = "", **options: Any
 
 def prompts_of(query: str | None, document: str | None) -> dict[str, str]:
     """What was given with the options of `add_prompts`, for `Encoder`."""
-    given = {"query": query, "document": document}
-    return {task: text for task, text in given.items() if text is not None}
+    both = {"query": query, "document": document}
+    given = {task: text for task, text in both.items() if text is not None}
+    for task, text in given.items():
+        check_unicode(f"--{task}-prompt", text)
+    return given
 
 
 def add_threads(command: argparse.ArgumentParser) -> None:
@@ -266,33 +275,55 @@ def add_language(command: argparse.ArgumentParser, default: str | None, help: st
 
 
 def load_encoder(
-    model: str | None, precision: str, threads: int | None, device: str = "cpu", **options: Any
+    model: str | None,
+    precision: str,
+    threads: int | None,
+    device: str = "cpu",
+    *,
+    prompts: Mapping[str, str],
+    before: EncoderEntry | None = None,
+    **options: Any,
 ) -> Encoder:
-    """The encoder named by the options; ``options`` are further ones of `Encoder`."""
-    from .. import Encoder
+    """The encoder named by the options.
 
+    Args:
+        model, precision, threads, device: of the encoder.
+        prompts: those given (`prompts_of`).
+        before: the encoder of an index that is encoded again; one of the same model keeps its prompts.
+        options: further ones of `Encoder`.
+    """
+    from .. import Encoder
+    from ..encoder import prompt_of
+
+    options["prompts"] = prompts
     options = {name: value for name, value in options.items() if value not in (None, "truncate", {})}
     try:
         encoder = Encoder(model, device=device, precision=precision, threads=threads, **options)
     except (ValueError, FileNotFoundError) as error:
         raise CommandError(EXIT_USAGE, f"the model cannot be loaded: {error}") from error
-    if "prompts" not in options:
-        _warn_of_prompts(encoder)
+    if before is not None and before.fingerprint == encoder.fingerprint:
+        encoder.prompts = {**encoder.prompts, **before.prompts, **prompts}
+    read: dict[str, str | None] = {task: prompt_of(encoder, task) for task in TASKS}
+    warn_of_prompts(encoder.describe()["model"], read, prompts)
     return encoder
 
 
-def _warn_of_prompts(encoder: Encoder) -> None:
-    """Tell of prompts that a known model is meant for, if its folder has none."""
-    from ..encoder import prompt_of
+def warn_of_prompts(name: str, read: Mapping[str, str | None], given: Mapping[str, str]) -> None:
+    """Tell of prompts that a known model is meant for, if it has none of its folder and none is given.
+
+    Args:
+        name: of the model.
+        read: its prompts.
+        given: those that the options name, if only to have none.
+    """
     from ..model_folder.catalog import list_models
 
-    name = encoder.describe()["model"]
     known = (one.prompts for one in list_models() if Path(one.name).name == Path(name).name)
-    prompts = next(known, {})
-    if prompts and not prompt_of(encoder, "query") and not prompt_of(encoder, "document"):
-        given = " ".join(f"--{task}-prompt {shlex.quote(text)}" for task, text in prompts.items())
+    missing = {task: text for task, text in next(known, {}).items() if not read[task] and task not in given}
+    if missing:
+        named = " ".join(f"--{task}-prompt {shlex.quote(text)}" for task, text in missing.items())
         warnings.warn(
-            f"{name} is meant for prompts, and its folder has none: give {given} (--query-prompt '' for none)",
+            f"{name} is meant for prompts that its folder does not have: give {named} ('' for none)",
             stacklevel=2,
         )
 

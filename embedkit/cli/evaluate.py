@@ -27,6 +27,7 @@ from ..index.storage.layout import CURRENT_FILE
 from .common import (
     EXIT_OK,
     EXIT_USAGE,
+    TASKS,
     CommandError,
     add_language,
     add_max_memory,
@@ -178,7 +179,7 @@ def _indexes(arguments: argparse.Namespace) -> Iterator[tuple[Index, dict[str, A
         return
     factories = list(dict.fromkeys(arguments.factory or [AUTO]))
     models = arguments.model or [None]
-    prompts = [_of_each_model(arguments, task, len(models)) for task in ("query", "document")]
+    prompts = [_of_each_model(arguments, task, len(models)) for task in TASKS]
     for model, query, document in dict.fromkeys(zip(models, *prompts, strict=True)):
         for precision in dict.fromkeys(arguments.precision or ["auto"]):
             encoder = load_encoder(model, precision, arguments.threads, prompts=prompts_of(query, document))
@@ -259,6 +260,7 @@ def _about(index: Index, rate: float | None) -> dict[str, Any]:
     return {
         "model": Path(info["model"]).name,
         "precision": info["precision"],
+        **{f"{task}_prompt": info[f"{task}_prompt"] for task in TASKS},
         "factory": info["factory"],
         "documents": info["documents"],
         "bytes": info["bytes"],
@@ -281,7 +283,9 @@ def _flat(measured: Measured) -> dict[str, Any]:
 
 def _show_table(rows: list[dict[str, Any]], ks: list[int], judgments: Judgments) -> None:
     figures = ["ndcg@10", "mrr@10", *(f"recall@{k}" for k in ks)]
-    header = (*figures, "ms/query", "docs/s", "size", "model", "precision", "index", "search")
+    prompts = _prompts_that_differ(rows)
+    told = (name.replace("_", " ") for name in prompts)
+    header = (*figures, "ms/query", "docs/s", "size", "model", *told, "precision", "index", "search")
     cells = [
         (
             *(f"{row[name]:.4f}" for name in figures),
@@ -289,6 +293,7 @@ def _show_table(rows: list[dict[str, Any]], ks: list[int], judgments: Judgments)
             "-" if row["documents_per_s"] is None else f"{row['documents_per_s']:,.0f}",
             size(row["bytes"]),
             row["model"],
+            *(repr(row[name]) for name in prompts),
             row["precision"],
             row["factory"],
             row["search"],
@@ -309,4 +314,12 @@ def _show_table(rows: list[dict[str, Any]], ks: list[int], judgments: Judgments)
 def _name(row: dict[str, Any], rows: list[dict[str, Any]]) -> str:
     """The index of ``row``, by what differs between the rows."""
     names = [name for name in ("model", "precision", "factory") if len({one[name] for one in rows}) > 1]
-    return " ".join(row[name] for name in names or ["model"])
+    prompts = (repr(row[name]) for name in _prompts_that_differ(rows))
+    return " ".join((*(row[name] for name in names or ["model"]), *prompts))
+
+
+def _prompts_that_differ(rows: list[dict[str, Any]]) -> list[str]:
+    """The fields of prompts in which rows of one model differ, which are told apart by nothing else."""
+    models = {row["model"] for row in rows}
+    names = [f"{task}_prompt" for task in TASKS]
+    return [name for name in names if len({(row["model"], row[name]) for row in rows}) > len(models)]

@@ -11,7 +11,19 @@ from functools import partial
 from ..arguments import check_positive
 from ..index import Index
 from ..index.storage.manifest import ReadingEntry
-from .common import EXIT_OK, EXIT_USAGE, CommandError, in_time, integer, plural, prompts_of, show, size
+from .common import (
+    EXIT_OK,
+    EXIT_USAGE,
+    TASKS,
+    CommandError,
+    in_time,
+    integer,
+    plural,
+    prompts_of,
+    show,
+    size,
+    warn_of_prompts,
+)
 from .outcome import OTHER_INPUTS, Skipped, build_settings, explained, show_choice
 from .terminal import ProgressBar, printable
 
@@ -92,6 +104,7 @@ def build(arguments: argparse.Namespace) -> int:
     skipped = Skipped(arguments.on_error)
     whole = len(arguments.inputs) == 1 and os.path.isdir(arguments.inputs[0])
     kept = arguments.shards or f"{path}.shards"
+    prompts = prompts_of(arguments.query_prompt, arguments.document_prompt)
     left = f"finished shards are kept in {kept}, and the same command resumes from there"
     with (
         explained(path, lambda: left, f"the index {path} is complete"),
@@ -104,7 +117,7 @@ def build(arguments: argparse.Namespace) -> int:
             {
                 "precision": arguments.precision,
                 "device": arguments.device,
-                "prompts": prompts_of(arguments.query_prompt, arguments.document_prompt),
+                "prompts": prompts,
             },
             cluster=Cluster(
                 arguments.address,
@@ -128,6 +141,7 @@ def build(arguments: argparse.Namespace) -> int:
     seconds = time.perf_counter() - begin
     with Index.open(path) as index:
         info = index.info()
+    warn_of_prompts(info["model"], {task: info[f"{task}_prompt"] for task in TASKS}, prompts)
     show_choice(arguments, info)
     show(
         f"{printable(path)}: {plural(built.documents, 'document')} {in_time(seconds, built.documents)}, "

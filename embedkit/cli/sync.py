@@ -69,7 +69,7 @@ def add_commands(commands: Any) -> None:
     again.set_defaults(run=_reembed)
     again.add_argument("index", metavar="INDEX", type=os.path.expanduser, help="index folder")
     again.add_argument("--model", metavar="M", help="model folder or Hub id (default: the built-in model)")
-    add_prompts(again)
+    add_prompts(again, "; the same model keeps that of the index")
     again.add_argument(
         "--precision",
         default="auto",
@@ -173,6 +173,7 @@ def _reembed(arguments: argparse.Namespace) -> int:
             max_length=built.max_length if length is None else length,
             on_overflow=overflow or ("error" if built.refuses_long else built.on_overflow),
             prompts=prompts_of(arguments.query_prompt, arguments.document_prompt),
+            before=built.encoder,
         )
         before = index.info()["model"]
         written = index.reembed(

@@ -167,11 +167,7 @@ def load_encoder(
     known = ("fp32", "int8") if device == "cpu" else ("fp32", "fp16", "bf16", "fp8")
     precision = entry.precision if entry.precision in known else "auto"
     encoder = Encoder(model, device=device, precision=precision, threads=threads, **_lengths(manifest))
-    prompts = {"document": entry.document_prompt, "query": entry.query_prompt}
-    encoder.prompts = {
-        **encoder.prompts,
-        **{name: text for name, text in prompts.items() if text is not None},
-    }
+    encoder.prompts = {**encoder.prompts, **entry.prompts}
     dimension = encoder.get_embedding_dimension()
     if dimension != manifest.dimension <= encoder._engine.folder.dimension:  # with more, it is another model
         encoder.truncate_dim = manifest.dimension

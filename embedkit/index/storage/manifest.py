@@ -142,6 +142,12 @@ class EncoderEntry:
     document_prompt: str  # what encode_document put before each text; "" for none
     query_prompt: str | None = None  # what encode_query does; None: not recorded, so that of the model
 
+    @property
+    def prompts(self) -> dict[str, str]:
+        """Those that are recorded, as `embedkit.Encoder` names them."""
+        known = {"query": self.query_prompt, "document": self.document_prompt}
+        return {task: text for task, text in known.items() if text is not None}
+
 
 @dataclass(frozen=True)
 class ReadingEntry:

@@ -61,7 +61,7 @@ def test_a_candidate_that_fails_is_left_out(gpu: ModuleType, capsys: pytest.Capt
 
     class Failing(FakeWorker):
         def alone(self, batch: int | None) -> float:
-            raise PeerFailed("rival: Traceback\n  no such kernel")
+            raise PeerFailed("rival", "Traceback\n  no such kernel")
 
     workers: Any = {"own": FakeWorker(), "rival": Failing()}
     measured = gpu.measure(workers, {"own": None, "rival": 8}, ["a", "b"], [8, 8], rounds=2)

@@ -99,6 +99,22 @@ def test_a_failed_training_is_named_without_a_traceback(
         training.main()
 
 
+def test_the_data_of_a_training_may_be_in_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = import_module("training")
+
+    def measure(*_: object, data_root: Path, **__: object) -> None:
+        raise RuntimeError(f"read from {data_root}")
+
+    monkeypatch.setattr(training.tables, "measure", measure)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    command = ["training.py", "sbert", "--data=~", "--work", str(tmp_path), "--results", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit, match=f"read from {tmp_path}"):
+        training.main()
+
+
 @pytest.mark.parametrize(
     ("models", "names"),
     [

@@ -55,12 +55,12 @@ def test_settings_that_fail_are_left_out(capsys: pytest.CaptureFixture[str]) -> 
 
         def load(self, streams: int) -> None:
             if streams == 2:
-                raise PeerFailed("peer: Traceback\nMemoryError: two models")
+                raise PeerFailed("peer", "Traceback\nMemoryError: two models")
             super().load(streams)
 
         def run(self, batch: int) -> float:
             if batch >= 8:
-                raise PeerFailed("peer: Traceback\nMemoryError: large")
+                raise PeerFailed("peer", "Traceback\nMemoryError: large")
             return super().run(batch)
 
     settings = [Setting(batch, streams) for streams in (1, 2) for batch in (4, 2, 8)]
@@ -108,7 +108,7 @@ def test_a_package_that_fails_is_left_out_with_its_reason(
 
         def convert(self) -> None:
             if self.key == "openvino-fp32":
-                raise PeerFailed("openvino-fp32: Traceback\nValueError: another pooling")
+                raise PeerFailed("openvino-fp32", "the process ended")
 
         def settings(self) -> list[Setting]:
             return [Setting(8)]
@@ -122,7 +122,7 @@ def test_a_package_that_fails_is_left_out_with_its_reason(
         def run(self, batch: int) -> float:
             self.runs += 1
             if self.key == "onnxruntime-fp32" and self.runs == 3:
-                raise PeerFailed("onnxruntime-fp32: Traceback\nMemoryError: all is full")
+                raise PeerFailed("onnxruntime-fp32", "Traceback\nMemoryError: all is full")
             return 1.0
 
     monkeypatch.setattr(hpd, "Worker", Worker)
@@ -131,9 +131,21 @@ def test_a_package_that_fails_is_left_out_with_its_reason(
     speeds, _, left_out = hpd._speeds(options, keys, tmp_path, tmp_path, texts=["one", "two"], counts=[3, 3])
     assert {key: speed.median for key, speed in speeds.items()} == {"embedkit-fp32": 2.0}
     assert left_out == {
-        "openvino-fp32": "ValueError: another pooling",
+        "openvino-fp32": "the process ended",
         "onnxruntime-fp32": "MemoryError: all is full",
     }
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"), [("exit(1)", "the process failed"), ("exit('no\\nmemory')", "memory")]
+)
+def test_a_process_that_fails_may_tell_nothing(code: str, reason: str) -> None:
+    import latency
+    from peers.worker import PeerFailed
+
+    with pytest.raises(PeerFailed) as failed:
+        latency.python(code, 1)
+    assert failed.value.reason == reason
 
 
 def test_a_large_model_gets_enough_texts_for_all_threads(
@@ -198,7 +210,8 @@ def test_a_result_of_the_same_processor_keeps_its_other_models(
 
     def about(family: str = "25/17", openvino: str = "2", torch: str = "2") -> dict[str, Any]:
         machine = {"cpu_family_model": family, "cpu_flags": ["avx2"]}
-        return common.report("processor", machine=machine, versions={"openvino": openvino, "torch": torch})
+        versions = {"openvino": openvino, "torch": torch}
+        return common.report("processor", machine=machine, versions=versions, inputs={"bert": {"texts": "1"}})
 
     def case(model: str, case: str, rate: int) -> dict[str, Any]:
         return {"model": model, "case": case, "rows": [{"sentences_per_s": common.Spread.of([rate])}]}
@@ -206,7 +219,7 @@ def test_a_result_of_the_same_processor_keeps_its_other_models(
     file = tmp_path / "cpu.json"
     assert processor.earlier(file, about(), 2)["cases"] == []
     old = [case(model, length, 1) for model in ("minilm", "bge") for length in ("short", "256")]
-    common.write_json(file, about() | {"note": "by hand", "cases": old, "threads": 2})
+    common.write_json(file, about() | {"note": "by hand", "inputs": {}, "cases": old, "threads": 2})
     for other, threads in ((about(family="23/49"), 2), (about(openvino="3"), 2), (about(), 8)):
         assert processor.earlier(file, other, threads)["cases"] == []
         assert "will be replaced" in capsys.readouterr().out
@@ -222,3 +235,9 @@ def test_a_result_of_the_same_processor_keeps_its_other_models(
     assert rates == [
         (m, c, 1 if m == "bge" else 2) for m in ("minilm", "bge", "bert") for c in ("short", "256")
     ]
+    inputs = {"minilm": {"texts": "1"}, "bge": {"texts": "2"}, "bert": {"texts": "2"}}
+    common.write_json(file, about() | {"inputs": inputs, "cases": [*old, *cases], "threads": 2})
+    found = processor.earlier(file, about(), 2)
+    assert {one["model"] for one in found["cases"]} == {"minilm", "bert"}  # which is measured anew
+    assert found["inputs"].keys() == {"minilm", "bert"}
+    assert "bge were measured on other texts, and are left out" in capsys.readouterr().out

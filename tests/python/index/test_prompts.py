@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,9 +134,9 @@ def test_commands_give_a_model_its_prompts(
     shutil.copytree(make_model(), "e5-small-v2")
     Path("texts.txt").write_text(TEXT)
 
-    def prompts(*, warned: bool) -> tuple[str, str]:
+    def prompts(warned: str) -> tuple[str, str]:
         told = capsys.readouterr().err
-        assert ("--query-prompt 'query: ' --document-prompt 'passage: '" in told) == warned, told
+        assert (f"give {warned} ('' for none)" in told) if warned else "meant for" not in told, told
         with Index.open("index") as index:
             info = index.info()
             expected = Encoder("e5-small-v2").encode(
@@ -145,20 +148,62 @@ def test_commands_give_a_model_its_prompts(
 
     build, model = ["build", "texts.txt", "-o", "index", "--overwrite"], ["--model", "e5-small-v2"]
     own = ["--query-prompt", "query: ", "--document-prompt", "passage: "]
+    both, document = "--query-prompt 'query: ' --document-prompt 'passage: '", "--document-prompt 'passage: '"
     for command, given, warned, expected in (
-        (build, [], True, ("", "")),
-        (build, ["--query-prompt", ""], False, ("", "")),
-        (["reembed", "index"], own, False, ("query: ", "passage: ")),
-        (["reembed", "index"], [], True, ("", "")),
-        (build, own, False, ("query: ", "passage: ")),
+        (build, [], both, ("", "")),
+        (build, ["--query-prompt", ""], document, ("", "")),
+        (["reembed", "index"], [], both, ("", "")),
+        (["reembed", "index"], own, "", ("query: ", "passage: ")),
+        (["reembed", "index"], ["--query-prompt", "q: "], "", ("q: ", "passage: ")),
+        (["reembed", "index"], [], "", ("q: ", "passage: ")),
+        (build, own, "", ("query: ", "passage: ")),
     ):
         assert main([*command, *model, *given]) == 0
-        assert prompts(warned=warned) == expected
+        assert prompts(warned) == expected
     assert main(["export", "index", "vectors.faiss"]) == 0
     assert main(["import", "vectors.faiss", "texts.txt", "-o", "copy", *model, *own]) == 0
     with Index.open("copy") as index:
         assert index.info()["document_prompt"] == "passage: "
         index.verify(sample=1)
+
+
+def test_another_model_has_its_own_prompts(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    path = str(tmp_path / "index")
+    Index.build(path, [Document(TEXT, "a")], Encoder(make_model(), prompts=PROMPTS)).close()
+    assert main(["reembed", path]) == 0
+    with Index.open(path) as index:
+        assert (index.info()["query_prompt"], index.info()["document_prompt"]) == ("", "")
+
+
+@pytest.mark.parametrize("task", ["query", "document"])
+def test_a_prompt_that_is_no_unicode_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str
+) -> None:
+    """An index of such a prompt refused every query."""
+    (tmp_path / "texts.txt").write_text(TEXT)
+    command = ["build", str(tmp_path / "texts.txt"), "-o", str(tmp_path / "index")]
+    assert main([*command, f"--{task}-prompt", "\udcff: "]) == 2
+    assert f"--{task}-prompt holds a lone surrogate at position 0" in capsys.readouterr().err
+    assert not (tmp_path / "index").exists()
+
+
+def test_a_build_on_a_cluster_tells_of_prompts(
+    make_model: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def build_index(path: str, inputs: list[str], model: str, options: dict[str, Any], **_: Any) -> Any:
+        Index.build(path, [TEXT], Encoder(model, prompts=options["prompts"])).close()
+        return SimpleNamespace(documents=1, encoded=1, blank=0)
+
+    cluster = SimpleNamespace(SHARD_ROWS=1, Cluster=lambda *_: None, build_index=build_index)
+    monkeypatch.setitem(sys.modules, "embedkit.integrations.ray_index", cluster)
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(make_model(), "e5-small-v2")
+    command = ["build", "x.jsonl", "-o", "index", "--engine", "ray", "--model", "e5-small-v2"]
+    assert main([*command, "--query-prompt", "query: "]) == 0
+    assert "give --document-prompt 'passage: ' ('' for none)" in capsys.readouterr().err
 
 
 def test_eval_gives_each_model_its_prompts(
@@ -177,11 +222,52 @@ def test_eval_gives_each_model_its_prompts(
         "embedkit.Encoder", lambda *given, **options: opened.append(options) or Encoder(*given, **options)
     )
     command = ["eval", "texts.jsonl", "--pairs", "pairs.tsv", "--model", "one", "--model", "two"]
-    assert main([*command, "--document-prompt", "d: ", "--query-prompt", "q: ", "--query-prompt", ""]) == 0
+    assert (
+        main([*command, "--json", "--document-prompt", "d: ", "--query-prompt", "q: ", "--query-prompt", ""])
+        == 0
+    )
     assert [options["prompts"] for options in opened if "prompts" in options] == [
         {"query": "q: ", "document": "d: "},
         {"query": "", "document": "d: "},
     ]
-    capsys.readouterr()
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["query_prompt"], row["document_prompt"]) for row in rows if row["search"] == "vectors"] == [
+        ("q: ", "d: "),
+        ("", "d: "),
+    ]
     assert main([*command, *["--query-prompt", "q: "] * 3]) == 2
     assert "give --query-prompt once, or once for each --model" in capsys.readouterr().err
+
+
+def test_rows_of_one_model_with_other_prompts_are_told_apart(
+    make_model: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(make_model(), "one")
+    Path("texts.jsonl").write_text(json.dumps({"id": "a", "text": TEXT}))
+    Path("pairs.tsv").write_text("weather\ta\n")
+    plotted = []
+    monkeypatch.setattr("embedkit.cli.evaluate.check_plot", lambda path: None)
+    monkeypatch.setattr(
+        "embedkit.cli.evaluate.plot_quality", lambda path, points, title: plotted.extend(points)
+    )
+    command = [
+        "eval",
+        "texts.jsonl",
+        "--pairs",
+        "pairs.tsv",
+        "--model",
+        "one",
+        "--model",
+        "one",
+        "--plot",
+        "x.png",
+    ]
+    assert main([*command, "--query-prompt", "q: ", "--query-prompt", ""]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert "query prompt" in header and "document prompt" not in header
+    assert ["'q: '" in row for row in rows[:4]] == [True, True, False, False]
+    assert {name for name, *_ in plotted} == {"one 'q: '", "one ''"}

@@ -136,6 +136,25 @@ def test_what_makes_a_missing_folder_of_a_built_in_recipe_is_named(
     assert capsys.readouterr().err == told
 
 
+@pytest.mark.parametrize("elsewhere", [True, False])
+def test_another_missing_file_is_not_taken_for_that_folder(
+    *,
+    elsewhere: bool,
+    recipe: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = "runs/roformer-sim-1/model"
+    if elsewhere:  # where it is
+        (tmp_path / "elsewhere" / folder).mkdir(parents=True)
+        folder = str(tmp_path / "elsewhere" / folder)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([str(recipe), "-q", "-o", "run", f"model.path={folder}", "data.nli.path=away.tsv"]) == 2
+    told = capsys.readouterr().err
+    assert "away.tsv" in told and "which this makes" not in told
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
