@@ -123,8 +123,8 @@ struct Sequence {
   size_t worker;  ///< whose arena holds the ids
   size_t offset;
   size_t length;
-  /// Leading tokens left out of the pooling: those of the prompt that it holds, or more than it has if it is all
-  /// prompt.
+  /// Leading tokens left out of the pooling: those of the prompt that it holds, or more than it has if it is
+  /// all prompt.
   size_t pool_skip;
   size_t first = 0;  ///< content tokens of a pair's first text
 };
