@@ -206,6 +206,15 @@ def test_a_build_on_a_cluster_tells_of_prompts(
     assert "give --document-prompt 'passage: ' ('' for none)" in capsys.readouterr().err
 
 
+def evaluation(make_model: Callable[..., Path], *models: str) -> list[str]:
+    """The command `eval` of a text and a query, which are written here, beside ``models``."""
+    for name in models:
+        shutil.copytree(make_model(), name)
+    Path("texts.jsonl").write_text(json.dumps({"id": "a", "text": TEXT}))
+    Path("pairs.tsv").write_text("weather\ta\n")
+    return ["eval", "texts.jsonl", "--pairs", "pairs.tsv"]
+
+
 def test_eval_gives_each_model_its_prompts(
     make_model: Callable[..., Path],
     tmp_path: Path,
@@ -213,15 +222,12 @@ def test_eval_gives_each_model_its_prompts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("one", "two"):
-        shutil.copytree(make_model(), name)
-    Path("texts.jsonl").write_text(json.dumps({"id": "a", "text": TEXT}))
-    Path("pairs.tsv").write_text("weather\ta\n")
+    evaluated = evaluation(make_model, "one", "two")
     opened = []
     monkeypatch.setattr(
         "embedkit.Encoder", lambda *given, **options: opened.append(options) or Encoder(*given, **options)
     )
-    command = ["eval", "texts.jsonl", "--pairs", "pairs.tsv", "--model", "one", "--model", "two"]
+    command = [*evaluated, "--model", "one", "--model", "two"]
     assert (
         main([*command, "--json", "--document-prompt", "d: ", "--query-prompt", "q: ", "--query-prompt", ""])
         == 0
@@ -246,26 +252,13 @@ def test_rows_of_one_model_with_other_prompts_are_told_apart(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(make_model(), "one")
-    Path("texts.jsonl").write_text(json.dumps({"id": "a", "text": TEXT}))
-    Path("pairs.tsv").write_text("weather\ta\n")
+    evaluated = evaluation(make_model, "one")
     plotted = []
     monkeypatch.setattr("embedkit.cli.evaluate.check_plot", lambda path: None)
     monkeypatch.setattr(
         "embedkit.cli.evaluate.plot_quality", lambda path, points, title: plotted.extend(points)
     )
-    command = [
-        "eval",
-        "texts.jsonl",
-        "--pairs",
-        "pairs.tsv",
-        "--model",
-        "one",
-        "--model",
-        "one",
-        "--plot",
-        "x.png",
-    ]
+    command = [*evaluated, "--model", "one", "--model", "one", "--plot", "x.png"]
     assert main([*command, "--query-prompt", "q: ", "--query-prompt", ""]) == 0
     header, *rows = capsys.readouterr().out.splitlines()
     assert "query prompt" in header and "document prompt" not in header
