@@ -51,6 +51,7 @@ __all__ = [
     "plural",
     "print_json",
     "prompts_of",
+    "prompts_of_models",
     "run",
     "show",
     "show_result",
@@ -227,6 +228,21 @@ def add_prompts(command: argparse.ArgumentParser, more: str = "", **options: Any
             help=f"what the model reads before each {task}, e.g. '{task}: ' (default: as its folder says){more}",
             **options,
         )
+
+
+def prompts_of_models(arguments: argparse.Namespace, models: int) -> list[dict[str, str]]:
+    """What was given with the options of `add_prompts` for each of so many models: once for all, or once for each.
+
+    Raises:
+        CommandError: an option is given another number of times.
+    """
+    both: list[list[str | None]] = []
+    for task in TASKS:
+        given: list[str | None] = getattr(arguments, f"{task}_prompt") or [None]
+        if len(given) not in (1, models):
+            raise CommandError(EXIT_USAGE, f"give --{task}-prompt once, or once for each --model")
+        both.append(given * models if len(given) == 1 else given)
+    return [prompts_of(query, document) for query, document in zip(*both, strict=True)]
 
 
 def prompts_of(query: str | None, document: str | None) -> dict[str, str]:

@@ -40,7 +40,7 @@ from .common import (
     open_reranker,
     plural,
     print_json,
-    prompts_of,
+    prompts_of_models,
     show,
     size,
 )
@@ -179,24 +179,16 @@ def _indexes(arguments: argparse.Namespace) -> Iterator[tuple[Index, dict[str, A
         return
     factories = list(dict.fromkeys(arguments.factory or [AUTO]))
     models = arguments.model or [None]
-    prompts = [_of_each_model(arguments, task, len(models)) for task in TASKS]
-    for model, query, document in dict.fromkeys(zip(models, *prompts, strict=True)):
+    each = zip(models, prompts_of_models(arguments, len(models)), strict=True)
+    for model, prompts in {(model, *prompts.items()): (model, prompts) for model, prompts in each}.values():
         for precision in dict.fromkeys(arguments.precision or ["auto"]):
-            encoder = load_encoder(model, precision, arguments.threads, prompts=prompts_of(query, document))
+            encoder = load_encoder(model, precision, arguments.threads, prompts=prompts)
             for factory in factories:  # a misspelled one fails before anything is encoded
                 if factory not in AUTOMATIC:
                     create_index(factory, encoder.get_embedding_dimension())
             with tempfile.TemporaryDirectory(prefix="embedkit-eval-") as work:
                 named = [storage_of(encoder, BuildSettings(factory))[0] for factory in factories]
                 yield from _built(arguments, encoder, list(dict.fromkeys(named)), Path(work) / "index")
-
-
-def _of_each_model(arguments: argparse.Namespace, task: str, models: int) -> list[str | None]:
-    """The prompt of each model, given once for all or once for each; ``None``: as its folder says."""
-    given: list[str | None] = getattr(arguments, f"{task}_prompt") or [None]
-    if len(given) not in (1, models):
-        raise CommandError(EXIT_USAGE, f"give --{task}-prompt once, or once for each --model")
-    return given * models if len(given) == 1 else given
 
 
 def _is_index(arguments: argparse.Namespace) -> bool:

@@ -13,12 +13,16 @@ from .. import __version__
 from ..arguments import CUDA_PRECISIONS, check_positive, check_threads
 from .common import (
     EXIT_OK,
+    TASKS,
     Parser,
+    add_prompts,
     byte_size,
     complain,
     integer,
+    prompts_of_models,
     run,
     show,
+    warn_of_prompts,
 )
 from .terminal import printable
 
@@ -71,6 +75,11 @@ def _parser() -> argparse.ArgumentParser:
         type=_given,
         metavar="[NAME=]MODEL",
         help="model folder or Hub id, and the name that requests give; repeatable (default: the built-in model)",
+    )
+    add_prompts(
+        what,
+        "; or once for each --model. Requests ask for it with input_type. A search has those of its index",
+        action="append",
     )
     what.add_argument(
         "--rerank",
@@ -244,12 +253,21 @@ def _seconds(text: str) -> float:
 
 def _serve(arguments: argparse.Namespace) -> int:
     try:
+        from ..encoder import prompt_of
         from ..serve.opening import Options, open_state
         from ..serve.server import is_local
         from ..serve.server import run as serve
         from ..serve.settings import Limits, Settings, host_name
     except ImportError as error:
         raise ImportError(f"{error}: the server needs pip install 'embedkit[serve]'") from error
+    if arguments.index is not None and not arguments.model:
+        for task in TASKS:
+            if getattr(arguments, f"{task}_prompt"):
+                raise ValueError(
+                    f"--{task}-prompt: the model of {arguments.index} has the prompts that the index was built with; "
+                    f"leave --{task}-prompt out, or name a model to serve with it with --model"
+                )
+    prompts = prompts_of_models(arguments, len(arguments.model) or 1)
     keys = _keys(arguments)
     bound = _bound(arguments.host, arguments.port)
     local, (host, port) = is_local(bound), bound[0].getsockname()[:2]
@@ -280,6 +298,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         state = open_state(
             Options(
                 models=arguments.model,
+                prompts=prompts,
                 rerankers=arguments.rerank,
                 index=arguments.index,
                 precision=arguments.precision,
@@ -289,6 +308,16 @@ def _serve(arguments: argparse.Namespace) -> int:
                 settings=settings,
             )
         )
+        if arguments.model:
+            given = {task: "" for task in TASKS if getattr(arguments, f"{task}_prompt")}
+            for served in state.embedders.distinct:
+                if served.loaded is not None:
+                    encoder = served.loaded.encoder
+                    warn_of_prompts(
+                        served.loaded.about["model"],
+                        {task: prompt_of(encoder, task) for task in TASKS},
+                        given,
+                    )
         shown = f"[{host}]" if ":" in host else host
         models = ", ".join([*state.embedders.models, *state.rerankers.models])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,8 @@ class Options:
 
     Attributes:
         models: ``[NAME=]FOLDER`` or Hub names; none: the index's model, or the built-in one.
-        rerankers: the same, of cross-encoders.
+        prompts: of each of the models, in place of those of its folder; none: those of the folders.
+        rerankers: as ``models``, of cross-encoders.
         index: the folder of an index.
         precision, device, threads: as `Encoder` takes them; rerankers run on the CPU, and an index's own model in
             the precision of the index.
@@ -41,6 +42,7 @@ class Options:
     """
 
     models: Sequence[str] = ()
+    prompts: Sequence[Mapping[str, str]] = ()
     rerankers: Sequence[str] = ()
     index: str | None = None
     precision: str = "auto"
@@ -73,11 +75,11 @@ def open_state(options: Options) -> State:
 
         index = Index.open(options.index, threads=options.threads)
     served: list[Served[EmbeddingModel]] = []
-    for name, loads in _by_model(options.models or ([] if index else [""])):
+    for name, loads, prompts in _by_model(options.models or ([] if index else [""]), options.prompts):
         served.append(
             Served(
                 name[0],
-                partial(_embedder, loads or None, options, ModelMetrics(metrics, name[0])),
+                partial(_embedder, loads or None, prompts, options, ModelMetrics(metrics, name[0])),
                 size=_size(loads, options.precision),
                 aliases=name[1:],
                 check=partial(open_folder, Path(loads)) if _is_local(loads) else None,
@@ -100,7 +102,7 @@ def open_state(options: Options) -> State:
                 aliases=name[1:],
                 check=partial(open_cross_encoder, Path(loads)) if _is_local(loads) else None,
             )
-            for name, loads in _by_model(options.rerankers)
+            for name, loads, _ in _by_model(options.rerankers)
         ],
         memory,
         "reranker",
@@ -134,21 +136,27 @@ def _is_local(model: str) -> bool:
     return bool(model) and Path(model).is_dir()
 
 
-def _by_model(given: Sequence[str]) -> list[tuple[list[str], str]]:
-    """The names of each model; one that is named twice is loaded once."""
-    names: dict[str, list[str]] = {}
-    for one in given:
+def _by_model(
+    given: Sequence[str], prompts: Sequence[Mapping[str, str]] = ()
+) -> list[tuple[list[str], str, dict[str, str]]]:
+    """The names of each model, the model and its prompts; one that is named twice is loaded once."""
+    names: dict[tuple[str, tuple[tuple[str, str], ...]], list[str]] = {}
+    for one, own in zip(given, prompts or [{}] * len(given), strict=False):
         name, model = named(one) if one else ("", "")
         if not one:
             from ..model_folder.folder import BUILTIN
 
             name = BUILTIN.name
-        names.setdefault(model, []).append(name)
-    return [(found, model) for model, found in names.items()]
+        names.setdefault((model, tuple(own.items())), []).append(name)
+    return [(found, model, dict(own)) for (model, own), found in names.items()]
 
 
-def _embedder(model: str | None, options: Options, metrics: ModelMetrics) -> EmbeddingModel:
-    encoder = Encoder(model, device=options.device, precision=options.precision, threads=options.threads)
+def _embedder(
+    model: str | None, prompts: Mapping[str, str], options: Options, metrics: ModelMetrics
+) -> EmbeddingModel:
+    encoder = Encoder(
+        model, device=options.device, precision=options.precision, threads=options.threads, prompts=prompts
+    )
     return EmbeddingModel(encoder, options.settings.limits, metrics)
 
 

@@ -318,16 +318,19 @@ def test_it_listens_on_every_address_of_a_name(monkeypatch: pytest.MonkeyPatch) 
 def test_every_option_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "keys").write_text("third\n")
     monkeypatch.setenv("EMBEDKIT_API_KEY", "second")
-    opened, served = [], []
+    opened, served, warned = [], [], []
 
     def open_state(options: Options) -> State:
         opened.append(options)
         return state_of()
 
     monkeypatch.setattr("embedkit.serve.opening.open_state", open_state)
+    monkeypatch.setattr("embedkit.cli.serve.warn_of_prompts", lambda *told: warned.append(told))
     monkeypatch.setattr("embedkit.serve.server.run", lambda *_, ready, **options: served.append(options))
     given: dict[str, object] = {
         "model": "a=one",
+        "query-prompt": "q: ",
+        "document-prompt": "d: ",
         "rerank": "b=two",
         "index": "three",
         "precision": "bf16",
@@ -366,8 +369,9 @@ def test_every_option_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         header_timeout=24.5,
         body_timeout=25.5,
     )
+    prompts = {"query": "q: ", "document": "d: "}
     settings = Settings(limits, ("first", "second", "third"), "error", (ORIGIN,), ("host.example",))
-    assert opened == [Options(["a=one"], ["b=two"], "three", "bf16", "cuda:1", 3, 5000, settings)]
+    assert opened == [Options(["a=one"], [prompts], ["b=two"], "three", "bf16", "cuda:1", 3, 5000, settings)]
     assert served == [{"drain": 22.5, "log_level": "debug"}]
     options = {option for action in _parser()._actions for option in action.option_strings}
     assert options == {f"--{name}" for name in given} | {"-h", "--help", "--version", "--host"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from running_server import RunningServer
 
 from embedkit import Encoder
+from embedkit.cli.serve import main
 from embedkit.serve.errors import ApiError
 from embedkit.serve.token_ids import TokenDecoder
 
@@ -197,6 +199,45 @@ def test_prompts(start: Callable[..., RunningServer], tmp_path: Path) -> None:
         prompted = [prompts["passage"] + text for text in ("a text", "b")]
         count = sum(map(len, encoder.tokenize(prompted)["input_ids"]))
         assert answer["usage"]["total_tokens"] == count
+
+
+def test_prompts_of_the_command(start: Callable[..., RunningServer], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    Encoder(prompts={"query": "its own: ", "other": "other: "}).save(folder)
+    models = ["--model", f"a={folder}", "--model", f"b={folder}", "--model", f"c={folder}"]
+    each = ["--query-prompt", "q: ", "--query-prompt", "", "--query-prompt", "q: "]
+    with start(*models, *each, "--document-prompt", "d: ") as running:
+        for model, query in (("a", "q: "), ("b", ""), ("c", "q: ")):
+            for given, prompt in (
+                ({"input_type": "query"}, query),
+                ({"input_type": "passage"}, "d: "),
+                ({"prompt_name": "other"}, "other: "),
+                ({}, ""),
+            ):
+                found = vectors(running.embed(["a text"], model=model, **given))
+                np.testing.assert_array_equal(found, Encoder(folder).encode(["a text"], prompt=prompt))
+        state = running.client.get("/metrics").text
+    loaded = re.findall(r'^embedkit_queue_requests\{model="(\w)"\}', state, re.MULTILINE)
+    assert loaded == ["a", "b"]  # "c" is "a" under another name
+
+
+def test_prompts_that_cannot_be_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--index", str(tmp_path), "--document-prompt", "d: "]) == 2
+    assert "--document-prompt: the model of" in capsys.readouterr().err
+    assert main(["--model", "a", "--query-prompt", "d: ", "--query-prompt", "e: "]) == 2
+    assert "give --query-prompt once, or once for each --model" in capsys.readouterr().err
+
+
+def test_a_known_model_without_its_prompts_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "e5-small-v2"
+    Encoder().save(model)
+    monkeypatch.setattr("embedkit.serve.server.run", lambda *_, **__: None)
+    assert main(["--model", f"a={model}", "--port", "0"]) == 0
+    assert "e5-small-v2 is meant for prompts" in capsys.readouterr().err
+    assert main(["--model", f"a={model}", "--port", "0", "--query-prompt", "", "--document-prompt", ""]) == 0
+    assert "is meant for" not in capsys.readouterr().err
 
 
 def test_long_texts_are_truncated_or_refused(
