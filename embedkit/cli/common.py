@@ -213,7 +213,7 @@ def add_index_model(command: argparse.ArgumentParser) -> None:
     command.add_argument("--model", metavar="MODEL", help="path of the index's model, if it was moved")
 
 
-def add_prompts(command: argparse.ArgumentParser, more: str = "", **options: Any) -> None:
+def add_prompts(command: argparse._ActionsContainer, more: str = "", **options: Any) -> None:
     """Add ``--query-prompt`` and ``--document-prompt`` of the commands that give an index its model.
 
     Args:

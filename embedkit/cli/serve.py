@@ -309,7 +309,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             )
         )
         if arguments.model:
-            given = {task: "" for task in TASKS if getattr(arguments, f"{task}_prompt")}
+            given: dict[str, str] = {task: "" for task in TASKS if getattr(arguments, f"{task}_prompt")}
             for served in state.embedders.distinct:
                 if served.loaded is not None:
                     encoder = served.loaded.encoder
