@@ -13,6 +13,9 @@ from .errors import UnreadableError
 __all__ = ["as_text", "read_page"]
 
 _SCRIPTS = frozenset(("script", "style"))
+_ESCAPED = frozenset(("title", "textarea"))
+_UNTAGGED = _SCRIPTS | _ESCAPED | {"xmp", "plaintext"}
+"""Elements whose text holds no tags, but character references in those `_ESCAPED`."""
 _HIDDEN = _SCRIPTS | frozenset(
     re.findall(
         r"[\w-]+",
@@ -97,21 +100,29 @@ class _Text(HTMLParser):
         self._heading: tuple[int, int] | None = None  # level of the open one, and its first line
         self._in_title = False
         self._in_pre = False
+        self._unended = set[str]()  # elements that hold no tags, but have no end tag
 
     def read(self, content: str) -> None:
         """Read all of a page.
 
-        (`close` of html.parser takes a time that grows with the square of what does not end.)
+        (`close` of html.parser takes a time that grows with the square of what does not end, and `feed` of Python 3.14
+        puts off what is shorter than the text before of which it could read nothing.)
         """
-        self.feed(content)
+        self.rawdata = content
         for _ in range(_MOST_UNENDED):
+            self.goahead(False)
+            if self.cdata_elem is not None and self.cdata_elem not in _SCRIPTS:
+                self._unended.add(self.cdata_elem)  # its text would be the rest of the page
+                self.clear_cdata_mode()
+                self._in_title = False
+                continue
             rest, self.rawdata = self.rawdata, ""
             end = rest.find(">") + 1
             if not end or not rest.startswith("<") or self.cdata_elem is not None:  # no tag follows
                 self.handle_data(unescape(rest))
                 break
             self.handle_data(unescape(rest[:end]))
-            self.feed(rest[end:])
+            self.rawdata = rest[end:]
         else:
             raise UnreadableError(
                 f"the HTML is damaged: more than {_MOST_UNENDED} tags or comments do not end"
@@ -124,7 +135,30 @@ class _Text(HTMLParser):
         kinds = {name if name in self._hides else _MARKED for name, hides in self._open if hides}
         return frozenset(kinds) - _SCRIPTS - _READINGS
 
+    def set_cdata_mode(self, elem: str, **_: bool) -> None:
+        """Read what follows as text up to the end tag of ``elem``, which may have attributes, if it is `_UNTAGGED`.
+
+        (html.parser of earlier Pythons does so for scripts alone, and that of later ones for `iframe` and the like,
+        too, in which pages write tags.)
+        """
+        tagged = elem in self._unended or self._count["svg"]
+        if elem in _SCRIPTS or (elem in _UNTAGGED and not tagged):
+            super().set_cdata_mode(elem)
+            self.interesting = re.compile(rf"</{elem}(?=[\s/>])", re.ASCII | re.IGNORECASE)
+
+    def parse_endtag(self, i: int) -> int:
+        """The end of the tag at ``i``, which was handled; -1 if it does not end."""
+        if self.cdata_elem is None:
+            return super().parse_endtag(i)
+        end = self.rawdata.find(">", i) + 1
+        if not end:
+            return -1
+        self.handle_endtag(self.cdata_elem)
+        self.clear_cdata_mode()
+        return end
+
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.set_cdata_mode(tag)
         if tag == "title":
             self._in_title = not self._count["svg"] and not self.title
             return
@@ -177,6 +211,7 @@ class _Text(HTMLParser):
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.handle_starttag(tag, attrs)
+        self.clear_cdata_mode()
         if tag not in _VOID:
             self.handle_endtag(tag)
 
@@ -218,6 +253,8 @@ class _Text(HTMLParser):
         return self.parse_bogus_comment(i)
 
     def handle_data(self, data: str) -> None:
+        if self.cdata_elem in _ESCAPED:
+            data = unescape(data)
         if self._in_title:
             self.title.append(data)
         elif not self._hidden:

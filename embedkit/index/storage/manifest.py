@@ -41,7 +41,7 @@ __all__ = [
 
 FORMAT = "embedkit-index"
 FORMAT_VERSION = 2
-WORDS_VERSION = 5
+WORDS_VERSION = 6
 METRICS = ("cosine", "dot")
 IDS_FILE = "keys"  # the name that format version 1 gave it
 DOCUMENTS_FILE = "documents.sqlite"

@@ -1,10 +1,11 @@
 """From texts to words: what is stored of them, and what a query asks for.
 
-SQLite's FTS5 cuts words at everything but letters, digits and marks, and folds case and accents. Its tables are old: it
-takes newer emoji for letters and leaves newer capitals as they are. So texts that are not ASCII are cut and lowered
-before, as queries are. What else FTS5 lacks is done before, too:
+SQLite's FTS5 cuts words at everything but letters, digits and marks, and folds case and the accents of Latin letters.
+Its tables are old: it takes newer emoji for letters and leaves newer capitals as they are. So texts that are not ASCII
+are cut and lowered before, as queries are. What else FTS5 lacks is done before, too:
 
 * Stems: FTS5's Porter stemmer for English, a Snowball stemmer (``snowballstemmer``) for other languages.
+* Accents of Greek, which capitals lack (Αθήνα, ΑΘΗΝΑ), and ё, which many write as е.
 * Scripts without spaces (Chinese, Japanese, Thai, Lao, Khmer, Burmese), and Korean, whose words carry particles: each
   run of their letters is stored as its overlapping pairs, 苹果汁 as 苹果 果汁. The last letter follows by itself, so
   that a query of a single letter, which asks for a prefix, finds every one.
@@ -57,6 +58,8 @@ _LEFT_OUT = re.compile(
 _KEYCAP = "\u20e3"  # a mark, around the digit before it
 _NO_ASCII_WORD = re.compile("(?:[^\\w ]|_)+")
 _TURKISH_CAPITALS = str.maketrans({"I": "ı", "İ": "i"})  # of which str.lower makes other letters
+# Small letters of Greek, and ё; some have marks that NFKC does not compose with them.
+_ACCENTED = re.compile("[\u0390\u03ac-\u03b0\u03ca-\u03ce\u0451\u1f00-\u1fff][\u0300-\u0345]*")
 _ANY_UNSPACED = re.compile(f"[{_UNSPACED}{_SOUTHEAST_ASIAN}]")
 
 
@@ -353,7 +356,8 @@ def _folded(text: str) -> str:
 def _words_of(text: str) -> list[str]:
     """The words of a folded text or query in lower case, pairs of letters included."""
     between = _NO_ASCII_WORD if text.isascii() else _patterns()[2]
-    return [one[:_LONGEST] for one in between.sub(" ", text.lower()).split()]
+    plain = _ACCENTED.sub(lambda letter: unicodedata.normalize("NFD", letter[0])[0], text.lower())
+    return [one[:_LONGEST] for one in between.sub(" ", plain).split()]
 
 
 def _stemmer(language: str) -> Callable[[str], str]:

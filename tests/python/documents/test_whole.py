@@ -26,6 +26,19 @@ from embedkit.documents.whole import UnreadableError, read_whole
         # the first title is the page's; pictures have titles of their own
         ("<title>Page</title><svg><title>icon</title></svg><p>a", ("a", {"title": "Page"})),
         ("<svg><title>icon</title></svg><p>a", ("a", {})),
+        ("<svg><title>icon</svg>a<svg><style>a<b</style></svg>b<title/>c", ("abc", {})),
+        # titles and what is written into forms hold no tags
+        ("<title>Why is a<b &amp; c? - Forum</title><p>a", ("a", {"title": "Why is a<b & c? - Forum"})),
+        ("<title>The <head> and <script></title><body>a", ("a", {"title": "The <head> and <script>"})),
+        ("<title>T<!-- x</title><p>a</p><!-- y -->", ("a", {"title": "T<!-- x"})),
+        ("<title>T</titlex></TITLE lang=en><p>a", ("a", {"title": "T</titlex>"})),
+        ("<form><textarea>a &lt; <script></textarea><p>b</form>", ("a < <script>\n\nb", {})),
+        ("<textarea><title></textarea><p>a", ("<title>\n\na", {})),
+        ("<xmp>List<String> &amp;</xmp>a<script>b</script type=x>c", ("List<String> &amp;ac", {})),
+        ("<iframe><p>x</iframe>a<noembed><p>b</noembed>", ("a\nb", {})),
+        # but if they do not end, those that follow are tags
+        ("<title>T<p>a<textarea>b<p>c", ("T\na\nb\nc", {})),
+        ("<title>T</title <p>a", ("a", {"title": "T"})),
         # what is hidden has no headings either
         ("<nav><h2>Menu</h2><p>x</p></nav><p>a</p>", ("a", {})),
         ("<p>a<![ endif]>b", ("ab", {})),  # of Office
@@ -95,6 +108,7 @@ from embedkit.documents.whole import UnreadableError, read_whole
         ("<p>a < b &amp; c<d", ("a < b & c<d", {})),
         ("<p>a<!-- b<p>c", ("a<!-- b<p>c", {})),
         ("<p>a<b x='<p>c<p>d</p>", ("a<b x='<p>c\nd", {})),
+        ("<b x='<p>c<p>d</p>", ("<b x='<p>c\nd", {})),
         # tags that only look like those of headings
         ("<p>if x<h² then</p><p>a</h²> b", ("if x\na b", {})),
         ("<h9>a</h9> b<h²>", ("a b", {})),
@@ -393,7 +407,9 @@ def test_front_matter_that_holds_itself() -> None:
         read_whole("md", b"---\na: &a [*a]\n---\ntext")
 
 
-@pytest.mark.parametrize("page", ["<a ", '<a "', "<!--", "<!", "<nav>", "</p", "<h1>", "&amp"])
+@pytest.mark.parametrize(
+    "page", ["<a ", '<a "', "<!--", "<!", "<nav>", "</p", "<h1>", "&amp", "<title>", "</title "]
+)
 def test_what_does_not_end_takes_no_time(page: str) -> None:
     begin = time.perf_counter()
     read_whole("html", page.encode() * 20_000)

@@ -132,6 +132,29 @@ def test_words_beside_symbols_are_found(tmp_path: Path, language: str) -> None:
         assert rows_found(index, "31") == rows_found(index, "🤣") == []
 
 
+@pytest.mark.parametrize("language", ["none", "english", "greek", "russian"])
+def test_accents_are_folded(tmp_path: Path, language: str) -> None:
+    if language in ("greek", "russian"):
+        pytest.importorskip("snowballstemmer")
+    cases = [
+        "Αθήνα ΑΘΗΝΑ αθηνα αθη\u0301να",
+        "προϊόν ΠΡΟΪΟΝ προιον",
+        "ᾠδή ὠδή ωδη",
+        "α\u0306\u0301λφα άλφα αλφα",  # NFKC composes no letter of this
+        "ёлка ЁЛКА елка е\u0308лка",
+        "café cafe",
+        "йод",
+        "иод",
+    ]
+    for turn in (1, -1):
+        texts = [case.split()[::turn][0] for case in cases]
+        with Index.build(tmp_path / str(turn), texts, FakeEncoder(), language=language) as index:
+            for number, case in enumerate(cases):
+                for word in case.split():
+                    assert rows_found(index, word) == [str(number)], word
+    assert Analyzer(language).finder("αθηνα елка")("Η Αθήνα, ёлка") == ["Αθήνα", "ёлка"]
+
+
 def test_letters_and_their_marks_stay_together() -> None:
     none = Analyzer("none")
     assert none.text("苹果汁").split() == ["苹果", "果汁", "汁"]
