@@ -355,9 +355,11 @@ def _folded(text: str) -> str:
 
 def _words_of(text: str) -> list[str]:
     """The words of a folded text or query in lower case, pairs of letters included."""
-    between = _NO_ASCII_WORD if text.isascii() else _patterns()[2]
-    plain = _ACCENTED.sub(lambda letter: unicodedata.normalize("NFD", letter[0])[0], text.lower())
-    return [one[:_LONGEST] for one in between.sub(" ", plain).split()]
+    lowered, between = text.lower(), _NO_ASCII_WORD
+    if not text.isascii():
+        lowered = _ACCENTED.sub(lambda letter: unicodedata.normalize("NFD", letter[0])[0], lowered)
+        between = _patterns()[2]
+    return [one[:_LONGEST] for one in between.sub(" ", lowered).split()]
 
 
 def _stemmer(language: str) -> Callable[[str], str]:
