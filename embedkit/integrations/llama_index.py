@@ -35,7 +35,9 @@ class EmbedkitEmbedding(BaseEmbedding):
         normalize_embeddings: scale every vector to length 1.
         embed_batch_size: texts per call from LlamaIndex, at most 2,048. The core forms its own batches and is
             faster the more texts it gets.
-        settings: other fields of `BaseEmbedding` (callback_manager, embeddings_cache, …).
+        settings: other fields of `BaseEmbedding` (callback_manager, num_workers, …). LlamaIndex finds a vector in an
+            embeddings_cache by the text alone: use one only with a single model and options, whose queries are encoded
+            as documents are.
     """
 
     # Frozen: the encoder is open. LlamaIndex would save others, and hash them for its cache of vectors.
