@@ -97,6 +97,25 @@ class EmbedkitEmbedding(BaseEmbedding):
             made._encoder = encoder
         return made
 
+    def to_dict(self, **options: Any) -> dict[str, Any]:
+        """What LlamaIndex saves, and hashes for its cache of vectors: the fields, and the model's fingerprint."""
+        described: dict[str, Any] = super().to_dict(**options)
+        return {**described, "fingerprint": self.encoder.fingerprint}
+
+    @classmethod
+    def from_dict(cls: type[_Self], data: dict[str, Any], **fields: Any) -> _Self:
+        """Restore an embedding from `to_dict`; ValueError if the model has changed."""
+        given = {**data, **fields}
+        expected = given.pop("fingerprint", None)  # none in what earlier versions saved
+        made: _Self = super().from_dict(given)
+        if expected not in (None, made.encoder.fingerprint):
+            raise ValueError(
+                f"the model {made.model_name!r} is not the one that was saved: its fingerprint is "
+                f"{made.encoder.fingerprint[:12]}…, not {expected[:12]}…; restore that model, or make a new "
+                "EmbedkitEmbedding and embed the texts again"
+            )
+        return made
+
     @classmethod
     def class_name(cls) -> str:
         """The name that LlamaIndex saves."""
