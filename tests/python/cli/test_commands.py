@@ -137,6 +137,7 @@ def test_import_and_export(index: str, capsys: pytest.CaptureFixture[str]) -> No
     assert "already exists" in done(capsys, "export", index, "out.faiss", code=2)
     for file, problem in (
         (".", "already exists"),
+        ("-", "export does not write to standard output; name a file"),
         ("texts.jsonl", "export writes a Faiss index, or .parquet"),
         (f"{index}/x.faiss", "lies in the folder of the index"),
         (f"{index}/x.parquet", "lies in the folder of the index"),
