@@ -9,6 +9,7 @@ from typing import Any
 
 from ..arguments import check_positive
 from ..documents.readers import Corpus
+from ..documents.sources import STDIN
 from ..index import Index
 from ..index.build.memory import DEFAULT_MAX_MEMORY
 from ..index.storage.manifest import METRICS
@@ -253,6 +254,8 @@ def _import(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
+    if arguments.file == STDIN:
+        raise CommandError(EXIT_USAGE, "export does not write to standard output; name a file")
     name = printable(arguments.file)
     parquet = arguments.file.lower().endswith(".parquet")
     if parquet and arguments.max_memory != DEFAULT_MAX_MEMORY:

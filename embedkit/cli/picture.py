@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def _map(arguments: argparse.Namespace) -> int:
             sample=arguments.sample,
         )
     if page:
-        write_page(picture, arguments.output, name=Path(arguments.index).name)
+        write_page(picture, arguments.output, name=Path(os.path.abspath(arguments.index)).name)
     else:
         write_plot(picture, arguments.output)
     show(f"{printable(arguments.output)}: {title_of(picture)}")

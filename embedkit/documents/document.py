@@ -50,7 +50,11 @@ def check_text(text: object, what: str) -> str | None:
 
 def check_document(document: Document) -> str:
     """The id of ``document``; `InputError` if its id or text cannot be stored."""
-    problem = check_text(document.text, "the text") or check_text(document.id, "the id")
+    problem = check_text(document.text, "the text")
+    if problem is None:
+        problem = check_text(document.id, "the id")
+        if problem is not None and check_text(document.origin, "") is not None:  # of a file
+            problem = "the file's name, which the id is made of, is not UTF-8; rename the file"
     if problem is not None or not document.id:
         raise InputError(document.origin, problem or "the id is empty", skippable=True)
     return document.id

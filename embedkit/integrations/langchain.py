@@ -73,11 +73,17 @@ class EmbedkitEmbeddings(Embeddings):
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """The vectors of documents, in their order."""
+        if isinstance(texts, str):
+            raise TypeError("embed_documents expects a list of texts, not str; embed_query embeds a text")
         vectors = self.encoder.encode_document(texts, normalize_embeddings=self.normalize_embeddings)
         return cast(list[list[float]], vectors.tolist())
 
     def embed_query(self, text: str) -> list[float]:
         """The vector of a query."""
+        if not isinstance(text, str):
+            raise TypeError(
+                f"embed_query expects a text, not {type(text).__name__}; embed_documents embeds several"
+            )
         vector = self.encoder.encode_query(text, normalize_embeddings=self.normalize_embeddings)
         return cast(list[float], vector.tolist())
 

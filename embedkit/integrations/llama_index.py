@@ -35,7 +35,9 @@ class EmbedkitEmbedding(BaseEmbedding):
         normalize_embeddings: scale every vector to length 1.
         embed_batch_size: texts per call from LlamaIndex, at most 2,048. The core forms its own batches and is
             faster the more texts it gets.
-        settings: other fields of `BaseEmbedding` (callback_manager, embeddings_cache, …).
+        settings: other fields of `BaseEmbedding` (callback_manager, num_workers, …). LlamaIndex finds a vector in an
+            embeddings_cache by the text alone: use one only with a single model and options, whose queries are encoded
+            as documents are.
     """
 
     # Frozen: the encoder is open. LlamaIndex would save others, and hash them for its cache of vectors.
@@ -93,6 +95,25 @@ class EmbedkitEmbedding(BaseEmbedding):
         made: _Self = super().model_copy(update=changed, deep=deep)
         if encoder is not None:
             made._encoder = encoder
+        return made
+
+    def to_dict(self, **options: Any) -> dict[str, Any]:
+        """What LlamaIndex saves, and hashes for its cache of vectors: the fields, and the model's fingerprint."""
+        described: dict[str, Any] = super().to_dict(**options)
+        return {**described, "fingerprint": self.encoder.fingerprint}
+
+    @classmethod
+    def from_dict(cls: type[_Self], data: dict[str, Any], **fields: Any) -> _Self:
+        """Restore an embedding from `to_dict`; ValueError if the model has changed."""
+        given = {**data, **fields}
+        expected = given.pop("fingerprint", None)  # none in what earlier versions saved
+        made: _Self = super().from_dict(given)
+        if expected not in (None, made.encoder.fingerprint):
+            raise ValueError(
+                f"the model {made.model_name!r} is not the one that was saved: its fingerprint is "
+                f"{made.encoder.fingerprint[:12]}…, not {expected[:12]}…; restore that model, or make a new "
+                "EmbedkitEmbedding and embed the texts again"
+            )
         return made
 
     @classmethod

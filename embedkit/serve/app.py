@@ -31,6 +31,7 @@ logger = logging.getLogger("embedkit.serve")
 
 _REFUSALS = frozenset({"queue_full", "memory_full", "too_many_connections"})  # that are counted
 _PROBES = frozenset({"/health", "/livez", "/readyz"})
+_OPEN = _PROBES | {"/docs", "/openapi.json"}  # without a key: they tell nothing but the version
 
 
 def create_app(state: State) -> Starlette:
@@ -170,7 +171,7 @@ class _Gate:
                 f"pages of {origin!r} may not call this server; see --allow-origin",
                 code="origin_not_allowed",
             )
-        is_open = path in _PROBES or (path == "/" and method != "POST")  # they tell nothing
+        is_open = path in _OPEN or (path == "/" and method != "POST")
         if self._keys and not is_open:
             kind, _, key = headers.get("authorization", "").partition(" ")
             given = key.strip().encode() if kind.lower() == "bearer" else b""

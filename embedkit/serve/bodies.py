@@ -240,6 +240,10 @@ class RerankRequest(_Body):
 
     query: Annotated[str, BeforeValidator(lambda value: check_text(value, "query"))]
     model: Name | None = None
+    # before documents, whose objects need no text in Cohere's API if it names others
+    rank_fields: list[Literal["text"]] | None = Field(
+        None, description="Documents are ranked by their text; put other fields into it."
+    )
     documents: Annotated[Any, BeforeValidator(_document), _TEXT_LIST] = Field(
         None, description="Cohere's shape."
     )

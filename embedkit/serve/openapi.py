@@ -102,6 +102,7 @@ _ERRORS = {
     "403": "A page of another site, or a name of this host that is not allowed",
     "404": "There is no such model, document or index",
     "413": "The body is too large, or holds too many texts",
+    "415": "The body is compressed",
     "429": "The queue is full; see Retry-After",
     "503": "The server is stopping, or the models in use fill the memory; see Retry-After",
     "504": "The deadline has passed",

@@ -52,8 +52,8 @@ async def read(request: Request, kind: type[_B], limits: Limits) -> _B:
     """The body of a request, checked.
 
     Raises:
-        ApiError: 413, it is larger than the limit; 503, those of other requests fill the memory; 400, it is not what
-            the route takes; 499, the client has gone.
+        ApiError: 413, it is larger than the limit; 415, it is compressed; 503, those of other requests fill the
+            memory; 400, it is not what the route takes; 499, the client has gone.
     """
     state = State.of(request)
     chunks: list[bytes] = []
@@ -108,7 +108,14 @@ async def _receive(request: Request, limit: int, chunks: list[bytes]) -> None:
     state = State.of(request)
     announced = request.headers.get("content-length", "")
     size = int(announced) if announced.isascii() and announced.isdigit() else 0
-    refused = _too_large(limit) if size > limit else None
+    encoding = request.headers.get("content-encoding") or "identity"
+    refused = None
+    if size > limit:
+        refused = _too_large(limit)
+    elif encoding.lower() != "identity":
+        refused = ApiError(
+            415, f"Content-Encoding {encoding} is not taken; send the body as it is", code="compressed"
+        )
     received = 0
     most = max(limit, _DISCARDED)
     if size <= most:

@@ -56,6 +56,14 @@ def test_vectors_are_the_encoders() -> None:
         EmbedkitEmbeddings(encoder, truncate_dim=3)
 
 
+def test_a_text_is_no_list_and_a_list_no_text() -> None:
+    embeddings = EmbedkitEmbeddings()
+    with pytest.raises(TypeError, match=r"a list of texts, not str; embed_query embeds a text"):
+        embeddings.embed_documents("abc")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"a text, not list; embed_documents embeds several"):
+        embeddings.embed_query(["abc"])  # type: ignore[arg-type]
+
+
 def test_a_store_of_langchain_finds_by_meaning() -> None:
     store = InMemoryVectorStore(EmbedkitEmbeddings())
     store.add_texts(["Boil the lentils for half an hour.", "Restart the server after the update."])

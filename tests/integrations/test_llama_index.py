@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,21 @@ def test_it_is_serialized_and_restored(tmp_path: Path) -> None:
         assert copy.normalize_embeddings and copy.model == str(tmp_path / "model")
     assert EmbedkitEmbedding.from_dict(embedding.to_dict()).encoder._engine is embedding.encoder._engine
     assert EmbedkitEmbedding(options=PROMPTS).encoder._engine is not embedding.encoder._engine
+
+
+def test_a_model_trained_anew_in_its_folder_is_another(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    Encoder(truncate_dim=32).save(folder)
+    pipeline = IngestionPipeline(transformations=[EmbedkitEmbedding(folder)])
+    saved = pipeline.transformations[0].to_json()
+    nodes = [TextNode(text=TEXTS[0])]
+    assert len(pipeline.run(nodes=nodes)[0].embedding or []) == 32
+    shutil.rmtree(folder)
+    Encoder(truncate_dim=16).save(folder)
+    anew = IngestionPipeline(transformations=[EmbedkitEmbedding(folder)], cache=pipeline.cache)
+    assert len(anew.run(nodes=nodes)[0].embedding or []) == 16
+    with pytest.raises(ValueError, match="model' is not the one that was saved: its fingerprint is"):
+        EmbedkitEmbedding.from_json(saved)
 
 
 def test_what_it_says_is_what_it_computes_with() -> None:

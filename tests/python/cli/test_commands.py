@@ -137,6 +137,7 @@ def test_import_and_export(index: str, capsys: pytest.CaptureFixture[str]) -> No
     assert "already exists" in done(capsys, "export", index, "out.faiss", code=2)
     for file, problem in (
         (".", "already exists"),
+        ("-", "export does not write to standard output; name a file"),
         ("texts.jsonl", "export writes a Faiss index, or .parquet"),
         (f"{index}/x.faiss", "lies in the folder of the index"),
         (f"{index}/x.parquet", "lies in the folder of the index"),
@@ -219,6 +220,17 @@ def test_info_of_a_folder_whose_name_is_not_utf8_is_json(capsys: pytest.CaptureF
     assert main(["info", "index", "--json"]) == 0
     out = capsys.readouterr().out
     assert out.isascii() and json.loads(out)["root"] == os.path.realpath(folder)
+
+
+def test_a_file_whose_name_is_not_utf8_and_the_id_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkdir("notes")
+    for name in (b"notes/a.md", b"notes/caf\xe9.md"):
+        try:
+            Path(os.fsdecode(name)).write_text("# Coffee\nof it\n")
+        except OSError:
+            pytest.skip("the file system takes no names that are not UTF-8")
+    told = done(capsys, "build", "notes", "-o", "index", code=2)
+    assert "md:1: the file's name, which the id is made of, is not UTF-8; rename the file (--on-error" in told
 
 
 def interrupt(*_: object, **__: object) -> NoReturn:

@@ -158,6 +158,14 @@ def test_a_page_needs_nothing_else_and_holds_texts_safely(index_path: Path, tmp_
     assert np.abs(data["points"]).max() <= 0.5
 
 
+def test_a_page_of_this_folder_is_titled_by_its_name(
+    index_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(index_path)
+    assert main(["map", ".", "-o", str(tmp_path / "map.html"), "--layout", "pca"]) == 0
+    assert "<title>index: 150 documents" in (tmp_path / "map.html").read_text()
+
+
 def test_images_and_colors(index_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     for number, options in enumerate(

@@ -26,7 +26,8 @@ def ranked(reranker: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
 def test_rerank_as_cohere(searching: RunningServer, ranked: list[dict[str, Any]], path: str) -> None:
-    body = {"query": QUERY, "documents": [TEXTS[0], {"text": TEXTS[1]}, *TEXTS[2:]], "return_documents": True}
+    documents = [TEXTS[0], {"text": TEXTS[1]}, *TEXTS[2:]]
+    body = {"query": QUERY, "documents": documents, "rank_fields": ["text"], "return_documents": True}
     answer = searching.post(path, body).json()
     expected = [
         {
@@ -113,6 +114,10 @@ def test_pairs_that_are_too_long_are_truncated_or_refused(
     [
         ({"query": "a", "texts": ["b", 1]}, "texts[1]"),
         ({"query": "a", "documents": ["b", {"title": "c"}]}, "documents[1].text"),
+        (
+            {"query": "a", "documents": [{"title": "c"}], "rank_fields": ["title"]},
+            "rank_fields[0]: input should be 'text'",
+        ),
         ({"query": 1, "documents": []}, "query"),
         ({"query": "a"}, "give documents"),
         ({"query": "a", "documents": [], "texts": []}, "give documents"),
