@@ -18,10 +18,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ..encoder import prompt_of
-from ..index import Hit, Index, IndexDamagedError
+from ..index import Hit, Index, IndexDamagedError, ModelMismatchError
+from ..index.encoder import reading_of
 from ..index.search.hits import hit_fields
 from ..index.search.rerank import CANDIDATES, reordered
 from ..index.storage.filters import equal
+from ..index.storage.manifest import Manifest
 from ..index.storage.where import compile_where
 from ..index.words.analyzer import Analyzer, analyzer
 from ..index.words.languages import AUTO, NONE
@@ -94,6 +96,7 @@ class SearchService:
     def __init__(self, index: Index) -> None:
         """Search ``index`` on threads of its own."""
         self.index = index
+        self._reading = reading_of(index.generation.manifest)
         self._pool = ThreadPoolExecutor(_THREADS, "embedkit-search")
         # Conditions may take long, and must not keep all threads from searches without one.
         self._conditions = ThreadPoolExecutor(_CONDITION_THREADS, "embedkit-condition")
@@ -228,10 +231,18 @@ class SearchService:
         if now - self._refreshed > _REFRESH_SECONDS:
             self._refreshed = now
             try:
-                self.index.refresh()
+                self.index._refresh(None, self._accept)
             except (OSError, ValueError, IndexDamagedError) as error:
                 # the generation that is open stays searchable
                 logger.warning("the index is searched as it was: %s", error)
+
+    def _accept(self, manifest: Manifest) -> None:
+        """Raise `ModelMismatchError` for vectors that the model, loaded at the start, cannot be compared with."""
+        if reading_of(manifest) != self._reading:
+            raise ModelMismatchError(
+                f"{self.index.path} was encoded again with another model, or other prompts, precision or lengths; "
+                "restart the server to search that"
+            )
 
     def close(self) -> None:
         """Close the index, which ends what still looks for documents, and wait for the threads."""
