@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -50,7 +49,7 @@ _ANSWER = 64 << 20  # bytes of an answer's hits: clients and proxies hold all of
 
 
 class BatchedEncoder:
-    """An encoder for `Index.open` whose texts join the batches of a served model."""
+    """An encoder for `Index.open` whose texts join the batches of a served model; of queries alone."""
 
     def __init__(self, model: EmbeddingModel) -> None:
         """Encode with ``model``."""
@@ -74,19 +73,10 @@ class BatchedEncoder:
         """Of the model."""
         return self._model.documents.describe()
 
-    def encode_document(self, sentences: list[str], *, normalize_embeddings: bool) -> Any:
-        """As `Encoder.encode_document`."""
-        return self._encode("document", sentences, normalize_embeddings)
-
     def encode_query(self, sentences: list[str], *, normalize_embeddings: bool) -> Any:
         """As `Encoder.encode_query`."""
-        return self._encode("query", sentences, normalize_embeddings)
-
-    def _encode(self, task: Literal["query", "document"], sentences: list[str], normalize: bool) -> Any:
         model = self._model
-        windows = model.windows and task == "document"
-        prompt = prompt_of(model.encoder, task) or ""
-        form = Form(prompt, None, normalize, model.route(task), windows)
+        form = Form(prompt_of(model.encoder, "query") or "", None, normalize_embeddings, model.route("query"))
         return model.embed_here(sentences, form)
 
 
@@ -211,17 +201,16 @@ class SearchService:
             raise ApiError(400, str(error), param=_param_of(str(error), body)) from None
 
     def _like(self, document_id: str, k: int, options: dict[str, Any]) -> list[Hit]:
-        found = self.index.get([document_id])
-        if not found:
+        generation = self.index.generation
+        places = generation.places([document_id]).get(document_id)
+        if places is None:
             raise ApiError(404, f"there is no document {document_id!r:.1000}", param="like", code="not_found")
-        if not found[0].text.strip():
-            raise ApiError(400, f"document {document_id!r:.1000} has no text; give its vector", param="like")
-        vector: npt.NDArray[Any] = self.index.encoder.encode_document(
-            [found[0].text], normalize_embeddings=False
-        )
         # a document of passages is all of them
-        (hits,) = self.index.search(vector, k + len(found), **options)
-        own = {document.id for document in found}
+        own = {generation.segments[number].ids[row] for number, row in places}
+        number, row = places[0]
+        # the stored one: encoding a long text once more would keep the model from all other requests
+        vector = generation.segments[number].raw.gather(np.array([row]))
+        (hits,) = self.index.search(vector, k + len(own), **options)
         others = [hit for hit in hits if hit.id not in own][:k]
         return [replace(hit, rank=rank) for rank, hit in enumerate(others, 1)]
 

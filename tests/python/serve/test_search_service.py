@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_encoder import FakeEncoder
 from running_server import RunningServer  # noqa: F401  (skips where the server's packages are missing)
@@ -84,6 +85,17 @@ def test_what_the_model_cannot_be_compared_with_is_not_searched_before_a_restart
     Index.build(path, ["one", "two", "three"], Encoder(threads=1), overwrite=True).close()
     assert len(asyncio.run(service.search(body, 3))[0]) == 3
     state.close()
+
+
+def test_like_takes_the_stored_vector(service: SearchService, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"text number {number}" for number in range(30)]
+    vectors = FakeEncoder().encode_document(texts, normalize_embeddings=True)
+    best = np.sort(vectors @ vectors[7])[::-1][1:4]
+    # a long document would keep the model from all other requests
+    monkeypatch.delattr(FakeEncoder, "encode_document")
+    (hits,) = asyncio.run(service.search(SearchRequest(like="7"), 3))
+    assert [hit.score for hit in hits] == pytest.approx(best.tolist(), abs=1e-3)
+    assert "7" not in {hit.id for hit in hits}
 
 
 def test_slow_conditions_leave_threads_to_other_searches(
