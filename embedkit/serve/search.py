@@ -45,7 +45,7 @@ _CONDITION_THREADS = 2  # more would wait for each other: a segment looks up one
 _REFRESH_SECONDS = 10.0
 _BLOCK = 512  # queries of a request between two looks at whether somebody waits for them
 _HITS = 5000  # of several queries that are read before the size of their texts is known
-_ANSWER = 64 << 20  # bytes of an answer's hits: clients and proxies hold all of it
+_ANSWER = 64 << 20  # bytes of an answer's hits, all of which the server, proxies and clients hold
 
 
 class BatchedEncoder:
@@ -117,13 +117,13 @@ class SearchService:
             "fingerprint": manifest.encoder.fingerprint,
         }
 
-    async def search(self, body: SearchRequest, k: int) -> list[list[Hit]]:
-        """Hits of each query.
+    async def search(self, body: SearchRequest, k: int, begin: int = 0) -> list[list[Hit]]:
+        """Hits of each query from number ``begin`` on; to be reranked, of as many as fit into the memory of an answer.
 
         Raises:
-            ApiError: 400, 404: of the request.
+            ApiError: 400, 404: of the request; 413, they take too many bytes.
         """
-        return await self._run(self._pool_of(body), lambda left: self._search(body, k, left))
+        return await self._run(self._pool_of(body), lambda left: self._search(body, k, begin, left))
 
     async def written(self, body: SearchRequest, queries: list[str], found: list[list[Hit]]) -> bytes:
         """The hits of each query as JSON.
@@ -167,7 +167,7 @@ class SearchService:
         if not work.cancelled():
             work.exception()  # read, so that one that nobody waits for any more is not logged
 
-    def _search(self, body: SearchRequest, k: int, left: threading.Event) -> list[list[Hit]]:
+    def _search(self, body: SearchRequest, k: int, begin: int, left: threading.Event) -> list[list[Hit]]:
         self._refresh()
         where = _condition(body)
         options: dict[str, Any] = {"where": where, "nprobe": body.nprobe, "ef": body.ef}
@@ -184,15 +184,17 @@ class SearchService:
                         param="vector",
                     )
                 return self.index.search(vector.astype(np.float32), k, **options)
-            queries = [body.query] if isinstance(body.query, str) else body.query
+            queries = [body.query] if isinstance(body.query, str) else body.query[begin:]
             found: list[list[Hit]] = []
             size, step = 0, max(1, min(_BLOCK, _HITS // max(1, min(k, len(self.index)))))
             while (start := len(found)) < len(queries):
                 if left.is_set():  # the client has gone, its time is over, or the server ends
                     raise gone()
                 found += self.index.search(queries[start : start + step], k, hybrid=body.hybrid, **options)
-                size += sum(len(hit.text) for hits in found[start:] for hit in hits)
-                if size > _ANSWER and not body.rerank:  # which leaves most of them out
+                size += sum(map(_size_of, found[start:]))
+                if size > _ANSWER:
+                    if body.rerank:  # which leaves most of them out
+                        break
                     raise _too_large()
                 # as many as fit into the answer, as far as those before tell: each block reads its documents again
                 step = max(1, min(_BLOCK, (_ANSWER - size) * len(found) // max(1, size)))
@@ -264,15 +266,27 @@ async def search(request: Request) -> Response:
 
 async def _answer(state: State, service: SearchService, body: SearchRequest, queries: list[str]) -> bytes:
     """The hits of each query as JSON."""
-    found = await service.search(body, _fetched(body))
+    found: list[list[Hit]] = []
     if body.rerank:
         name = body.rerank if isinstance(body.rerank, str) else None
+        size = 0
         async with state.rerankers.use(name, "rerank") as (_, model):
-            for at, hits in enumerate(found):
-                texts = [hit.text for hit in hits]
-                scores = await model.score(queries[at], texts, False)
-                found[at] = reordered(hits, scores, body.k)
+            while len(found) < len(queries):
+                for hits in await service.search(body, _fetched(body), len(found)):
+                    texts = [hit.text for hit in hits]
+                    scores = await model.score(queries[len(found)], texts, False)
+                    found.append(reordered(hits, scores, body.k))
+                    size += _size_of(found[-1])
+                    if size > _ANSWER:
+                        raise _too_large()
+    else:
+        found = await service.search(body, body.k)
     return await service.written(body, queries, found)
+
+
+def _size_of(hits: list[Hit]) -> int:
+    """About how many bytes they take."""
+    return sum(len(hit.text) + len(dumps(hit.metadata)) for hit in hits)
 
 
 def _written(
