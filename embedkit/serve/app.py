@@ -130,6 +130,7 @@ class _Gate:
                 scope, receive, send_and_note
             )
         finally:
+            self._state.release(scope)
             route = (
                 path if path in self._known else "/v1/models" if path.startswith("/v1/models/") else "other"
             )
