@@ -29,6 +29,7 @@ class State:
         draining: whether it has been told to stop.
         parsing: is held while a large body is parsed.
         bodies: bytes of bodies that are being received, or whose requests are not answered.
+        unread: bytes of answers that clients have not read.
         created: when it was started, in seconds since 1970.
     """
 
@@ -52,6 +53,7 @@ class State:
         self.draining = False
         self.parsing = asyncio.Semaphore(1)
         self.bodies = 0
+        self.unread = 0
         self.created = int(time.time())
         metrics.watch(self)
 
