@@ -125,18 +125,31 @@ class SearchService:
         """
         return await self._run(self._pool_of(body), lambda left: self._search(body, k, begin, left))
 
+    async def answer(self, body: SearchRequest, queries: list[str]) -> bytes:
+        """The hits of each query as JSON, which are not kept until other searches that wait have been done.
+
+        Raises:
+            ApiError: 400, 404: of the request; 413, they take too many bytes.
+        """
+
+        def work(left: threading.Event) -> bytes:
+            return self._write(body, queries, self._search(body, body.k, 0, left), left)
+
+        return await self._run(self._pool_of(body), work)
+
     async def written(self, body: SearchRequest, queries: list[str], found: list[list[Hit]]) -> bytes:
-        """The hits of each query as JSON.
+        """The hits ``found`` of each query as JSON.
 
         Raises:
             ApiError: 413, they take too many bytes.
         """
+        return await self._run(self._pool, lambda left: self._write(body, queries, found, left))
 
-        def write(left: threading.Event) -> bytes:
-            words = self._analyzers(found) if body.words else None
-            return _written(queries, found, body.explain, words, left)
-
-        return await self._run(self._pool, write)
+    def _write(
+        self, body: SearchRequest, queries: list[str], found: list[list[Hit]], left: threading.Event
+    ) -> bytes:
+        words = self._analyzers(found) if body.words else None
+        return _written(queries, found, body.explain, words, left)
 
     def _analyzers(self, found: list[list[Hit]]) -> dict[str, Analyzer]:
         """By the id of each hit, that of its segment's language; not of those that another process has deleted now."""
@@ -266,21 +279,20 @@ async def search(request: Request) -> Response:
 
 async def _answer(state: State, service: SearchService, body: SearchRequest, queries: list[str]) -> bytes:
     """The hits of each query as JSON."""
+    if not body.rerank:
+        return await service.answer(body, queries)
+    name = body.rerank if isinstance(body.rerank, str) else None
     found: list[list[Hit]] = []
-    if body.rerank:
-        name = body.rerank if isinstance(body.rerank, str) else None
-        size = 0
-        async with state.rerankers.use(name, "rerank") as (_, model):
-            while len(found) < len(queries):
-                for hits in await service.search(body, _fetched(body), len(found)):
-                    texts = [hit.text for hit in hits]
-                    scores = await model.score(queries[len(found)], texts, False)
-                    found.append(reordered(hits, scores, body.k))
-                    size += _size_of(found[-1])
-                    if size > _ANSWER:
-                        raise _too_large()
-    else:
-        found = await service.search(body, body.k)
+    size = 0
+    async with state.rerankers.use(name, "rerank") as (_, model):
+        while len(found) < len(queries):
+            for hits in await service.search(body, _fetched(body), len(found)):
+                texts = [hit.text for hit in hits]
+                scores = await model.score(queries[len(found)], texts, False)
+                found.append(reordered(hits, scores, body.k))
+                size += _size_of(found[-1])
+                if size > _ANSWER:
+                    raise _too_large()
     return await service.written(body, queries, found)
 
 

@@ -22,6 +22,7 @@ from embedkit import CrossEncoder, Encoder, Index
 from embedkit.index import Document, Hit
 from embedkit.index.words import analyzer
 from embedkit.index.words.analyzer import Analyzer
+from embedkit.serve import search as search_module
 from embedkit.serve.app import create_app
 from embedkit.serve.bodies import SearchRequest, parse
 from embedkit.serve.errors import ApiError
@@ -394,6 +395,40 @@ def test_a_client_that_has_gone_is_not_searched_for(
     asyncio.run(leave())
     service.close()  # waits for what runs
     assert searched == [2]
+
+
+def test_hits_are_written_before_other_searches_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("faiss")
+    monkeypatch.setattr("embedkit.serve.search._THREADS", 1)
+    service = SearchService(Index.build(tmp_path / "index", ["one", "two"], FakeEncoder()))
+    done: list[str] = []
+    search, hit_fields = service.index.search, search_module.hit_fields
+
+    def searched(*given: Any, **options: Any) -> Any:
+        done.append("searched")
+        return search(*given, **options)
+
+    def written(hit: Hit, *, explain: bool) -> dict[str, Any]:
+        done.append("written")
+        return hit_fields(hit, explain=explain)
+
+    monkeypatch.setattr(service.index, "search", searched)
+    monkeypatch.setattr(search_module, "hit_fields", written)
+    nothing: Pool[Any] = Pool([], Memory(None))
+    state = State(Settings(), nothing, nothing, service, Metrics())
+
+    async def ask() -> None:
+        transport = httpx.ASGITransport(create_app(state))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            await asyncio.gather(
+                *(client.post("/v1/search", json={"query": "one", "k": 1}) for _ in range(4))
+            )
+
+    asyncio.run(ask())
+    service.close()
+    assert done == ["searched", "written"] * 4
 
 
 def test_hits_are_not_written_for_a_client_that_has_gone(service: SearchService, slow: _Slow) -> None:
