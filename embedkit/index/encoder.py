@@ -8,6 +8,7 @@ import shlex
 import threading
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +28,7 @@ __all__ = [
     "own_max_length",
     "own_overflow",
     "query_steps",
+    "reading_of",
     "refuses_long",
     "trial_of",
 ]
@@ -297,4 +299,10 @@ class LazyEncoder:
 
 def _made_by(manifest: Manifest) -> tuple[object, ...]:
     """What `load_encoder` makes an encoder of."""
-    return manifest.encoder, manifest.dimension, manifest.max_length, manifest.on_overflow
+    return manifest.encoder.model, reading_of(manifest)
+
+
+def reading_of(manifest: Manifest) -> tuple[object, ...]:
+    """What an encoder must have for its vectors to be those of an index, wherever its model lies."""
+    encoder = replace(manifest.encoder, model="")
+    return encoder, manifest.dimension, manifest.max_length, manifest.on_overflow

@@ -30,6 +30,8 @@ __all__ = ["create_app"]
 logger = logging.getLogger("embedkit.serve")
 
 _REFUSALS = frozenset({"queue_full", "memory_full", "too_many_connections"})  # that are counted
+_UNREAD = 1 << 30  # bytes of answers that clients have not read, of all connections
+_SMALL = 1 << 18  # bytes of an answer that is never refused for them
 _PROBES = frozenset({"/health", "/livez", "/readyz"})
 _OPEN = _PROBES | {"/docs", "/openapi.json"}  # without a key: they tell nothing but the version
 
@@ -97,10 +99,15 @@ class _Gate:
         path = scope["path"]
         status = 500
         begun = False
+        sent = 0
 
         async def send_and_note(message: Message) -> None:
-            nonlocal status, begun
+            nonlocal status, begun, sent
             if message["type"] == "http.response.start":
+                size = int(Headers(raw=message["headers"]).get("content-length", 0))
+                self._check_room(size)
+                sent = size
+                self._state.unread += sent  # it waits here where an earlier one is not read
                 status = message["status"]
                 begun = True
             await send(message)
@@ -131,11 +138,24 @@ class _Gate:
                 scope, receive, send_and_note
             )
         finally:
+            self._state.unread -= sent  # from now on, its connection counts it
+            self._state.release(scope)
             route = (
                 path if path in self._known else "/v1/models" if path.startswith("/v1/models/") else "other"
             )
             self._metrics.requests.labels(route, str(status)).inc()
             self._metrics.seconds.labels(route).observe(time.perf_counter() - begin)
+
+    def _check_room(self, size: int) -> None:
+        """Refuse a large answer (`ApiError` 503) where others that clients do not read fill the memory."""
+        unread = self._state.unread
+        if size > _SMALL and unread and unread + size > _UNREAD:
+            raise busy(
+                "the answers that other clients do not read fill the memory; try again later",
+                1,
+                503,
+                "memory_full",
+            )
 
     def _is_known(self, origin: str, host: str, headers: Headers) -> bool:
         """Whether pages of a web origin may call the server: given ones, and its own, also as proxies name it."""

@@ -270,7 +270,7 @@ class SearchRequest(_Body):
     vector: Annotated[list[float] | None, BeforeValidator(_vector)] = Field(
         None, description="A vector of the index's dimension."
     )
-    like: str | None = Field(None, description="The id of a document, to find others like it.")
+    like: str | None = Field(None, description="The id of a document, to find others near its stored vector.")
     k: int = Field(10, ge=1, json_schema_extra={"maximum": Limits().hits})
     where: Annotated[Annotated[str, Field(max_length=LONGEST_CONDITION)] | None, BeforeValidator(_where)] = (
         Field(None, description="A condition on the documents' fields, such as lang = 'en' and year > 2019.")

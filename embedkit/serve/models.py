@@ -57,7 +57,6 @@ class Form:
     dimensions: int | None
     normalize: bool
     task: str | None = None  # of a model with a Router
-    windows: bool = False  # as documents of the model's index are read, not cut
 
 
 _NOT_TOLD = ("path", "texts", "tokens", "truncated", "unknown")  # by /info: /metrics counts
@@ -69,7 +68,6 @@ class EmbeddingModel:
     Attributes:
         documents: as it was given.
         encoder: the same, but it cuts long texts: in windows, one text could take a batch of any size.
-        windows: whether ``documents`` reads them in windows.
     """
 
     kind = "embedding"
@@ -77,8 +75,7 @@ class EmbeddingModel:
     def __init__(self, encoder: Encoder, limits: Limits, metrics: ModelMetrics) -> None:
         """Start the thread."""
         self.documents = encoder
-        self.windows = encoder.describe()["on_overflow"] == "window"
-        if self.windows:
+        if encoder.describe()["on_overflow"] == "window":
             encoder = copy.copy(encoder)  # shares the weights
             encoder._on_overflow = "truncate"
         self.encoder = encoder
@@ -113,8 +110,7 @@ class EmbeddingModel:
     def _compute(self, key: Any, texts: list[str]) -> npt.NDArray[Any]:
         form: Form = key
         routed: dict[str, Any] = {} if form.task is None else {"task": form.task}
-        encoder = self.documents if form.windows else self.encoder
-        vectors: npt.NDArray[Any] = encoder.encode(
+        vectors: npt.NDArray[Any] = self.encoder.encode(
             texts,
             prompt=form.prompt,
             truncate_dim=form.dimensions,
@@ -208,7 +204,7 @@ class EmbeddingModel:
     def embed_here(self, texts: list[str], form: Form) -> npt.NDArray[Any]:
         """`embed` for a thread that is not the event loop's."""
         prompted = [form.prompt + text for text in texts]
-        tokens = self._count(prompted, form.task, _UNCUT if form.windows else None)
+        tokens = self._count(prompted, form.task)
         rows: npt.NDArray[Any] = self.batcher.run_here(form, texts, tokens)
         return rows
 

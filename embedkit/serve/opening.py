@@ -219,6 +219,7 @@ def _search(
         loaded = load()
         own = Served("index", load, loaded, size=loaded.bytes)
         memory.keep(own)
-    opened = Index.open(index.path, BatchedEncoder(loaded))
+    encoder: Any = BatchedEncoder(loaded)  # of queries alone: nothing is added here
+    opened = Index.open(index.path, encoder)
     index.close()
     return SearchService(opened), own

@@ -11,8 +11,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from .metrics import Metrics
-from .settings import Limits
+from .state import State
 
 __all__ = ["GuardedProtocol"]
 
@@ -27,16 +26,17 @@ _HALF_CLOSED_SECONDS = 1.0
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection: drops a client that is slower or larger than ``limits`` allow.
+    """One connection: drops a client that is slower or larger than the limits allow.
 
     A timer runs whenever it is the client's turn.
     """
 
-    def __init__(self, limits: Limits, metrics: Metrics, *args: Any, **options: Any) -> None:
+    def __init__(self, state: State, *args: Any, **options: Any) -> None:
         """The other arguments are uvicorn's."""
         super().__init__(*args, **options)
-        self._limits = limits
-        self._metrics = metrics
+        self._state = state
+        self._limits = state.settings.limits
+        self._unread = 0  # bytes that wait until the client reads
         self.logger = _logger
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -58,6 +58,7 @@ class GuardedProtocol(HttpToolsProtocol):
         for timer in (self._timer, self._write_timer):
             if timer is not None:
                 timer.cancel()
+        self._count_unread(0)
         self._leave()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
@@ -127,14 +128,20 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._count_unread(self.transport.get_write_buffer_size())
         if self._write_timer is None:
             self._write_timer = self.loop.call_later(self._limits.body_timeout, self._drop, "slow_reader")
 
     def resume_writing(self) -> None:
+        self._count_unread(0)
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
         super().resume_writing()
+
+    def _count_unread(self, size: int) -> None:
+        self._state.unread += size - self._unread
+        self._unread = size
 
     def _parse(self, data: bytes) -> bytes:
         """Parse ``data``; returns what is to be parsed next."""
@@ -199,5 +206,5 @@ class GuardedProtocol(HttpToolsProtocol):
     def _drop(self, reason: str) -> None:
         if not self._dropped:
             self._dropped = True
-            self._metrics.rejected.labels(reason).inc()
+            self._state.metrics.rejected.labels(reason).inc()
             self.transport.abort()

@@ -55,20 +55,14 @@ async def read(request: Request, kind: type[_B], limits: Limits) -> _B:
         ApiError: 413, it is larger than the limit; 415, it is compressed; 503, those of other requests fill the
             memory; 400, it is not what the route takes; 499, the client has gone.
     """
-    state = State.of(request)
-    chunks: list[bytes] = []
     try:
-        await _receive(request, limits.body, chunks)
-        body = b"".join(chunks)
-        chunks[:] = [body]  # which holds it once
+        body = await _receive(request, limits.body)
         if len(body) <= _PARSED_HERE:
             return parse(kind, body)
-        async with state.parsing:  # one at a time: what is parsed takes many times its size
+        async with State.of(request).parsing:  # one at a time: what is parsed takes many times its size
             return await asyncio.to_thread(_parse_large, kind, body, limits)
     except ClientDisconnect:
         raise gone() from None
-    finally:
-        state.bodies -= sum(map(len, chunks))
 
 
 def _parse_large(kind: type[_B], body: bytes, limits: Limits) -> _B:
@@ -103,9 +97,10 @@ def _brackets(body: bytes) -> int:
     return body.count(b"[") + body.count(b"{")
 
 
-async def _receive(request: Request, limit: int, chunks: list[bytes]) -> None:
-    """Append the parts of a body to ``chunks``, and count them in `State.bodies`; none of one that is refused."""
+async def _receive(request: Request, limit: int) -> bytes:
+    """A body, which `State.bodies` counts until its request is answered; none of one that is refused."""
     state = State.of(request)
+    chunks: list[bytes] = []
     announced = request.headers.get("content-length", "")
     size = int(announced) if announced.isascii() and announced.isdigit() else 0
     encoding = request.headers.get("content-encoding") or "identity"
@@ -127,7 +122,7 @@ async def _receive(request: Request, limit: int, chunks: list[bytes]) -> None:
             if refused is not None:
                 continue
             chunks.append(chunk)
-            state.bodies += len(chunk)
+            state.hold(request.scope, len(chunk))
             if received > limit:
                 refused = _too_large(limit)
             elif received > _PARSED_HERE and state.bodies > _BODIES * limit:
@@ -135,10 +130,11 @@ async def _receive(request: Request, limit: int, chunks: list[bytes]) -> None:
                     "the bodies of other requests fill the memory; try again later", 1, 503, "memory_full"
                 )
             if refused is not None:
-                state.bodies -= sum(map(len, chunks))
+                state.release(request.scope)
                 chunks.clear()
     if refused is not None:
         raise refused
+    return b"".join(chunks)
 
 
 def _too_large(limit: int) -> ApiError:

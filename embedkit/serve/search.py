@@ -10,18 +10,19 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ..encoder import prompt_of
-from ..index import Hit, Index, IndexDamagedError
+from ..index import Hit, Index, IndexDamagedError, ModelMismatchError
+from ..index.encoder import reading_of
 from ..index.search.hits import hit_fields
 from ..index.search.rerank import CANDIDATES, reordered
 from ..index.storage.filters import equal
+from ..index.storage.manifest import Manifest
 from ..index.storage.where import compile_where
 from ..index.words.analyzer import Analyzer, analyzer
 from ..index.words.languages import AUTO, NONE
@@ -44,11 +45,11 @@ _CONDITION_THREADS = 2  # more would wait for each other: a segment looks up one
 _REFRESH_SECONDS = 10.0
 _BLOCK = 512  # queries of a request between two looks at whether somebody waits for them
 _HITS = 5000  # of several queries that are read before the size of their texts is known
-_ANSWER = 64 << 20  # bytes of an answer's hits: clients and proxies hold all of it
+_ANSWER = 64 << 20  # bytes of an answer's hits, all of which the server, proxies and clients hold
 
 
 class BatchedEncoder:
-    """An encoder for `Index.open` whose texts join the batches of a served model."""
+    """An encoder for `Index.open` whose texts join the batches of a served model; of queries alone."""
 
     def __init__(self, model: EmbeddingModel) -> None:
         """Encode with ``model``."""
@@ -72,19 +73,10 @@ class BatchedEncoder:
         """Of the model."""
         return self._model.documents.describe()
 
-    def encode_document(self, sentences: list[str], *, normalize_embeddings: bool) -> Any:
-        """As `Encoder.encode_document`."""
-        return self._encode("document", sentences, normalize_embeddings)
-
     def encode_query(self, sentences: list[str], *, normalize_embeddings: bool) -> Any:
         """As `Encoder.encode_query`."""
-        return self._encode("query", sentences, normalize_embeddings)
-
-    def _encode(self, task: Literal["query", "document"], sentences: list[str], normalize: bool) -> Any:
         model = self._model
-        windows = model.windows and task == "document"
-        prompt = prompt_of(model.encoder, task) or ""
-        form = Form(prompt, None, normalize, model.route(task), windows)
+        form = Form(prompt_of(model.encoder, "query") or "", None, normalize_embeddings, model.route("query"))
         return model.embed_here(sentences, form)
 
 
@@ -94,6 +86,7 @@ class SearchService:
     def __init__(self, index: Index) -> None:
         """Search ``index`` on threads of its own."""
         self.index = index
+        self._reading = reading_of(index.generation.manifest)
         self._pool = ThreadPoolExecutor(_THREADS, "embedkit-search")
         # Conditions may take long, and must not keep all threads from searches without one.
         self._conditions = ThreadPoolExecutor(_CONDITION_THREADS, "embedkit-condition")
@@ -124,26 +117,39 @@ class SearchService:
             "fingerprint": manifest.encoder.fingerprint,
         }
 
-    async def search(self, body: SearchRequest, k: int) -> list[list[Hit]]:
-        """Hits of each query.
+    async def search(self, body: SearchRequest, k: int, begin: int = 0) -> list[list[Hit]]:
+        """Hits of each query from number ``begin`` on; to be reranked, of as many as fit into the memory of an answer.
 
         Raises:
-            ApiError: 400, 404: of the request.
+            ApiError: 400, 404: of the request; 413, they take too many bytes.
         """
-        return await self._run(self._pool_of(body), lambda left: self._search(body, k, left))
+        return await self._run(self._pool_of(body), lambda left: self._search(body, k, begin, left))
+
+    async def answer(self, body: SearchRequest, queries: list[str]) -> bytes:
+        """The hits of each query as JSON, which are not kept until other searches that wait have been done.
+
+        Raises:
+            ApiError: 400, 404: of the request; 413, they take too many bytes.
+        """
+
+        def work(left: threading.Event) -> bytes:
+            return self._write(body, queries, self._search(body, body.k, 0, left), left)
+
+        return await self._run(self._pool_of(body), work)
 
     async def written(self, body: SearchRequest, queries: list[str], found: list[list[Hit]]) -> bytes:
-        """The hits of each query as JSON.
+        """The hits ``found`` of each query as JSON.
 
         Raises:
             ApiError: 413, they take too many bytes.
         """
+        return await self._run(self._pool, lambda left: self._write(body, queries, found, left))
 
-        def write(left: threading.Event) -> bytes:
-            words = self._analyzers(found) if body.words else None
-            return _written(queries, found, body.explain, words, left)
-
-        return await self._run(self._pool, write)
+    def _write(
+        self, body: SearchRequest, queries: list[str], found: list[list[Hit]], left: threading.Event
+    ) -> bytes:
+        words = self._analyzers(found) if body.words else None
+        return _written(queries, found, body.explain, words, left)
 
     def _analyzers(self, found: list[list[Hit]]) -> dict[str, Analyzer]:
         """By the id of each hit, that of its segment's language; not of those that another process has deleted now."""
@@ -174,7 +180,7 @@ class SearchService:
         if not work.cancelled():
             work.exception()  # read, so that one that nobody waits for any more is not logged
 
-    def _search(self, body: SearchRequest, k: int, left: threading.Event) -> list[list[Hit]]:
+    def _search(self, body: SearchRequest, k: int, begin: int, left: threading.Event) -> list[list[Hit]]:
         self._refresh()
         where = _condition(body)
         options: dict[str, Any] = {"where": where, "nprobe": body.nprobe, "ef": body.ef}
@@ -191,15 +197,17 @@ class SearchService:
                         param="vector",
                     )
                 return self.index.search(vector.astype(np.float32), k, **options)
-            queries = [body.query] if isinstance(body.query, str) else body.query
+            queries = [body.query] if isinstance(body.query, str) else body.query[begin:]
             found: list[list[Hit]] = []
             size, step = 0, max(1, min(_BLOCK, _HITS // max(1, min(k, len(self.index)))))
             while (start := len(found)) < len(queries):
                 if left.is_set():  # the client has gone, its time is over, or the server ends
                     raise gone()
                 found += self.index.search(queries[start : start + step], k, hybrid=body.hybrid, **options)
-                size += sum(len(hit.text) for hits in found[start:] for hit in hits)
-                if size > _ANSWER and not body.rerank:  # which leaves most of them out
+                size += sum(map(_size_of, found[start:]))
+                if size > _ANSWER:
+                    if body.rerank:  # which leaves most of them out
+                        break
                     raise _too_large()
                 # as many as fit into the answer, as far as those before tell: each block reads its documents again
                 step = max(1, min(_BLOCK, (_ANSWER - size) * len(found) // max(1, size)))
@@ -208,17 +216,16 @@ class SearchService:
             raise ApiError(400, str(error), param=_param_of(str(error), body)) from None
 
     def _like(self, document_id: str, k: int, options: dict[str, Any]) -> list[Hit]:
-        found = self.index.get([document_id])
-        if not found:
+        generation = self.index.generation
+        places = generation.places([document_id]).get(document_id)
+        if places is None:
             raise ApiError(404, f"there is no document {document_id!r:.1000}", param="like", code="not_found")
-        if not found[0].text.strip():
-            raise ApiError(400, f"document {document_id!r:.1000} has no text; give its vector", param="like")
-        vector: npt.NDArray[Any] = self.index.encoder.encode_document(
-            [found[0].text], normalize_embeddings=False
-        )
         # a document of passages is all of them
-        (hits,) = self.index.search(vector, k + len(found), **options)
-        own = {document.id for document in found}
+        own = {generation.segments[number].ids[row] for number, row in places}
+        number, row = places[0]
+        # the stored one: encoding a long text once more would keep the model from all other requests
+        vector = generation.segments[number].raw.gather(np.array([row]))
+        (hits,) = self.index.search(vector, k + len(own), **options)
         others = [hit for hit in hits if hit.id not in own][:k]
         return [replace(hit, rank=rank) for rank, hit in enumerate(others, 1)]
 
@@ -228,10 +235,18 @@ class SearchService:
         if now - self._refreshed > _REFRESH_SECONDS:
             self._refreshed = now
             try:
-                self.index.refresh()
+                self.index._refresh(None, self._accept)
             except (OSError, ValueError, IndexDamagedError) as error:
                 # the generation that is open stays searchable
                 logger.warning("the index is searched as it was: %s", error)
+
+    def _accept(self, manifest: Manifest) -> None:
+        """Raise `ModelMismatchError` for vectors that the model, loaded at the start, cannot be compared with."""
+        if reading_of(manifest) != self._reading:
+            raise ModelMismatchError(
+                f"{self.index.path} was encoded again with another model, or other prompts, precision or lengths; "
+                "restart the server to search that"
+            )
 
     def close(self) -> None:
         """Close the index, which ends what still looks for documents, and wait for the threads."""
@@ -264,15 +279,26 @@ async def search(request: Request) -> Response:
 
 async def _answer(state: State, service: SearchService, body: SearchRequest, queries: list[str]) -> bytes:
     """The hits of each query as JSON."""
-    found = await service.search(body, _fetched(body))
-    if body.rerank:
-        name = body.rerank if isinstance(body.rerank, str) else None
-        async with state.rerankers.use(name, "rerank") as (_, model):
-            for at, hits in enumerate(found):
+    if not body.rerank:
+        return await service.answer(body, queries)
+    name = body.rerank if isinstance(body.rerank, str) else None
+    found: list[list[Hit]] = []
+    size = 0
+    async with state.rerankers.use(name, "rerank") as (_, model):
+        while len(found) < len(queries):
+            for hits in await service.search(body, _fetched(body), len(found)):
                 texts = [hit.text for hit in hits]
-                scores = await model.score(queries[at], texts, False)
-                found[at] = reordered(hits, scores, body.k)
+                scores = await model.score(queries[len(found)], texts, False)
+                found.append(reordered(hits, scores, body.k))
+                size += _size_of(found[-1])
+                if size > _ANSWER:
+                    raise _too_large()
     return await service.written(body, queries, found)
+
+
+def _size_of(hits: list[Hit]) -> int:
+    """About how many bytes they take."""
+    return sum(len(hit.text) + len(dumps(hit.metadata)) for hit in hits)
 
 
 def _written(

@@ -158,7 +158,7 @@ def _run(
     config = uvicorn.Config(
         create_app(state),
         # uvicorn calls it as it calls a class
-        http=cast(type[asyncio.Protocol], partial(GuardedProtocol, limits, state.metrics)),
+        http=cast(type[asyncio.Protocol], partial(GuardedProtocol, state)),
         loop="auto",
         ws="none",
         lifespan="off",

@@ -16,7 +16,7 @@ class Limits:
     """Bounds on what clients can make the server hold or do.
 
     Attributes:
-        body: bytes of a request's body; all that are being received may hold 64 times as many.
+        body: bytes of a request's body; those of all requests that are not answered may hold 64 times as many.
         texts: texts, documents or queries of a request.
         queue_requests: requests that wait for one model, or searches for a thread.
         queue_tokens: tokens that wait for one model; of a single request a quarter of it counts at most.

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
+from starlette.types import Scope
 
 from .metrics import Metrics
 from .models import EmbeddingModel, Pool, RerankModel, Served
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["State"]
 
+_HELD = "embedkit.held"  # bytes of the body, in the scope of its request
+
 
 class State:
     """The models, the index and the counters of one server.
@@ -25,7 +28,8 @@ class State:
     Attributes:
         draining: whether it has been told to stop.
         parsing: is held while a large body is parsed.
-        bodies: bytes of bodies that are being received or wait to be parsed.
+        bodies: bytes of bodies that are being received, or whose requests are not answered.
+        unread: bytes of answers that clients have not read.
         created: when it was started, in seconds since 1970.
     """
 
@@ -49,6 +53,7 @@ class State:
         self.draining = False
         self.parsing = asyncio.Semaphore(1)
         self.bodies = 0
+        self.unread = 0
         self.created = int(time.time())
         metrics.watch(self)
 
@@ -57,6 +62,15 @@ class State:
         """The state of the application that got a request."""
         state: State = request.app.state.shared
         return state
+
+    def hold(self, scope: Scope, size: int) -> None:
+        """Count ``size`` more bytes of a request's body in `bodies`."""
+        scope[_HELD] = scope.get(_HELD, 0) + size
+        self.bodies += size
+
+    def release(self, scope: Scope) -> None:
+        """Count a request's body no more."""
+        self.bodies -= scope.pop(_HELD, 0)
 
     def _loaded(self) -> Iterable[tuple[str, EmbeddingModel | RerankModel]]:
         served: list[Served[Any]] = [*self.embedders.distinct, *self.rerankers.distinct]

@@ -89,13 +89,20 @@ class Searcher:
         """
         return self._refresh(None)
 
-    def _refresh(self, given: TextEncoder | None) -> bool:
-        """`refresh`, from now on with the encoder ``given`` unless it is ``None``."""
+    def _refresh(
+        self, given: TextEncoder | None, accept: Callable[[Manifest], None] = lambda _: None
+    ) -> bool:
+        """`refresh`, from now on with the encoder ``given`` unless it is ``None``; not if ``accept`` raises."""
         with self._generation_lock:  # otherwise a slow call would restore an older generation
             before, encoder = self._open_live()
             if given is not None:
                 encoder = self._lazy(before.manifest, given)
-            generation = open_generation(self.path, encoder.check, searches=True)
+
+            def check(manifest: Manifest) -> None:
+                accept(manifest)
+                encoder.check(manifest)
+
+            generation = open_generation(self.path, check, searches=True)
             if generation.manifest == before.manifest:  # numbers start again where it was built anew
                 generation.close()
                 return False

@@ -11,12 +11,17 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+import httpx
 import pytest
 from running_server import RunningServer, eventually
+from starlette.requests import Request
+from starlette.responses import Response
 from test_access import state_of
 from test_paths import ask
 
 from embedkit.serve.app import create_app
+from embedkit.serve.bodies import EmbedRequest
+from embedkit.serve.requests import read
 from embedkit.serve.settings import Limits
 
 
@@ -132,6 +137,38 @@ def test_bodies_of_all_connections_are_bounded_together(monkeypatch: pytest.Monk
         assert (await post(b'{"inputs": "a"}' + b" " * 900, last=b" "))[0] == 404
 
     asyncio.run(ask())
+
+
+def test_bodies_are_counted_until_their_requests_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedkit.serve.requests._BODIES", 1)
+    monkeypatch.setattr("embedkit.serve.requests._PARSED_HERE", 200)
+    limits = Limits(body=1000)
+    state = state_of(limits)
+    application = create_app(state)
+    body = b'{"inputs": "a"}' + b" " * 900
+
+    async def check() -> None:
+        read_, until = asyncio.Event(), asyncio.Event()
+
+        async def waits(request: Request) -> Response:
+            await read(request, EmbedRequest, limits)
+            read_.set()
+            await until.wait()  # as in a model's queue
+            return Response()
+
+        application.add_route("/waits", waits, methods=["POST"])
+        transport = httpx.ASGITransport(application)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            waiting = asyncio.create_task(client.post("/waits", content=body))
+            await read_.wait()
+            assert state.bodies == len(body)
+            assert (await client.post("/embed", content=body)).status_code == 503
+            until.set()
+            assert (await waiting).status_code == 200
+            assert state.bodies == 0
+            assert (await client.post("/embed", content=body)).status_code == 404  # no model is served
+
+    asyncio.run(check())
 
 
 def test_probes_of_http_1_0_name_no_host(guarded: RunningServer) -> None:

@@ -18,6 +18,7 @@ import pytest
 import uvicorn
 from running_server import RunningServer  # noqa: F401  (skips where the server's packages are missing)
 from starlette.applications import Starlette
+from starlette.responses import Response
 from uvicorn.server import ServerState
 
 from embedkit.cli.serve import _keys, _parser, main
@@ -48,12 +49,12 @@ def answer(state: State, method: str = "GET", **headers: str) -> httpx.Response:
 
 
 @asynccontextmanager
-async def serving(app: Starlette, limits: Limits, metrics: Metrics) -> AsyncIterator[Callable[..., Any]]:
+async def serving(app: Starlette) -> AsyncIterator[Callable[..., Any]]:
     """What opens a connection to a server of ``app``."""
     config = uvicorn.Config(app, lifespan="off", ws="none")
     state = ServerState()
     made = await asyncio.get_running_loop().create_server(
-        lambda: GuardedProtocol(limits, metrics, config=config, server_state=state, app_state={}),
+        lambda: GuardedProtocol(app.state.shared, config=config, server_state=state, app_state={}),
         "127.0.0.1",
         0,
     )
@@ -163,7 +164,7 @@ def test_beyond_the_connections_health_is_told_and_the_rest_refused() -> None:
     state = state_of(limits)
 
     async def check() -> None:
-        async with serving(create_app(state), limits, state.metrics) as connect:
+        async with serving(create_app(state)) as connect:
             (_, idle), (reader, writer) = await connect(), await connect()
             writer.write(request("/v1/models"))  # the last one that is let in
             assert b" 200 OK" in await reader.readline()
@@ -207,7 +208,7 @@ def test_a_half_closed_client_is_answered_if_that_takes_a_moment(
     app.add_route("/slow", slow)
 
     async def check() -> None:
-        async with serving(app, Limits(), state.metrics) as connect:
+        async with serving(app) as connect:
             received = await answered(connect, request("/livez") * 2)
             assert received.count(b"HTTP/1.1 200 OK") == 2
             assert received.endswith(b'{"status":"ok"}')
@@ -375,3 +376,56 @@ def test_every_option_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert served == [{"drain": 22.5, "log_level": "debug"}]
     options = {option for action in _parser()._actions for option in action.option_strings}
     assert options == {f"--{name}" for name in given} | {"-h", "--help", "--version", "--host"}
+
+
+@pytest.mark.parametrize("loops", ["asyncio", "uvloop"])
+def test_answers_that_clients_do_not_read_are_bounded_together(
+    loops: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 32 << 20  # more than the sockets hold
+    monkeypatch.setattr("embedkit.serve.app._UNREAD", 3 * size)
+    state = state_of()
+    app = create_app(state)
+
+    async def large(_: Any) -> Response:
+        return Response(b"a" * size)
+
+    app.add_route("/large", large)
+
+    async def status(reader: Any) -> bytes:
+        line: bytes = await reader.readline()
+        return line.split()[1]
+
+    async def check() -> None:
+        async with serving(app) as connect:
+            readers = [await connect() for _ in range(2)]
+            for reader, writer in readers:
+                writer.write(request("/large"))
+                assert await status(reader) == b"200"
+            assert size < state.unread <= 2 * size
+            # what waits on the same connection until the first answer is read counts, too
+            readers[0][1].write(request("/large"))
+            while state.unread <= 2 * size:
+                await asyncio.sleep(0.01)
+            assert state.unread <= 3 * size
+            other, asks = await connect()
+            asks.write(request("/large"))
+            assert await status(other) == b"503"
+            asks.close()
+            readers[1][1].close()
+            for _ in range(2):
+                await readers[0][0].readuntil(b"a" * size)
+            readers[0][1].close()
+            while state.unread:
+                await asyncio.sleep(0.01)
+            other, asks = await connect()
+            asks.write(request("/large"))
+            assert await status(other) == b"200"
+            asks.close()
+
+    loop = pytest.importorskip(loops).new_event_loop()
+    try:
+        loop.run_until_complete(asyncio.wait_for(check(), 60))
+    finally:
+        loop.close()
+    assert 'embedkit_rejected_total{reason="memory_full"} 1.0' in state.metrics.text().decode()

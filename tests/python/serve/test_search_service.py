@@ -8,14 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fake_encoder import FakeEncoder
 from running_server import RunningServer  # noqa: F401  (skips where the server's packages are missing)
 
-from embedkit import Index
+from embedkit import Encoder, Index
 from embedkit.index import Document, IndexDamagedError
 from embedkit.serve.bodies import SearchRequest
 from embedkit.serve.errors import ApiError
+from embedkit.serve.opening import Options, open_state
 from embedkit.serve.search import SearchService, _check
 from embedkit.serve.settings import Limits
 
@@ -49,14 +51,51 @@ def test_the_index_that_is_open_serves_where_a_newer_one_cannot_be_read(
 ) -> None:
     tried = []
 
-    def fails() -> None:
+    def fails(*_: object) -> None:
         tried.append(error)
         raise error
 
     monkeypatch.setattr("embedkit.serve.search._REFRESH_SECONDS", -1.0)
-    monkeypatch.setattr(service.index, "refresh", fails)
+    monkeypatch.setattr(service.index, "_refresh", fails)
     (hits,) = asyncio.run(service.search(SearchRequest(query="text number 7"), 1))
     assert (hits[0].id, tried) == ("7", [error])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"prompts": {"query": "it: "}}, {"prompts": {"document": "it: "}}, {"max_length": 16}],
+    ids=str,
+)
+def test_what_the_model_cannot_be_compared_with_is_not_searched_before_a_restart(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    options: dict[str, Any],
+) -> None:
+    path = tmp_path / "index"
+    Index.build(path, ["one", "two"], Encoder(threads=1)).close()
+    state = open_state(Options(index=str(path), threads=1))
+    monkeypatch.setattr("embedkit.serve.search._REFRESH_SECONDS", -1.0)
+    service, body = state.search, SearchRequest(query="two", hybrid=False)
+    assert service is not None
+    before = asyncio.run(service.search(body, 3))
+    Index.build(path, ["one", "two", "three"], Encoder(threads=1, **options), overwrite=True).close()
+    assert asyncio.run(service.search(body, 3)) == before
+    assert "restart the server" in caplog.text
+    Index.build(path, ["one", "two", "three"], Encoder(threads=1), overwrite=True).close()
+    assert len(asyncio.run(service.search(body, 3))[0]) == 3
+    state.close()
+
+
+def test_like_takes_the_stored_vector(service: SearchService, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [f"text number {number}" for number in range(30)]
+    vectors = FakeEncoder().encode_document(texts, normalize_embeddings=True)
+    best = np.sort(vectors @ vectors[7])[::-1][1:4]
+    # a long document would keep the model from all other requests
+    monkeypatch.delattr(FakeEncoder, "encode_document")
+    (hits,) = asyncio.run(service.search(SearchRequest(like="7"), 3))
+    assert [hit.score for hit in hits] == pytest.approx(best.tolist(), abs=1e-3)
+    assert "7" not in {hit.id for hit in hits}
 
 
 def test_slow_conditions_leave_threads_to_other_searches(

@@ -19,14 +19,16 @@ from fake_encoder import FakeEncoder
 from running_server import RunningServer, eventually
 
 from embedkit import CrossEncoder, Encoder, Index
-from embedkit.index import Document
+from embedkit.index import Document, Hit
 from embedkit.index.words import analyzer
 from embedkit.index.words.analyzer import Analyzer
+from embedkit.serve import search as search_module
 from embedkit.serve.app import create_app
 from embedkit.serve.bodies import SearchRequest, parse
 from embedkit.serve.errors import ApiError
 from embedkit.serve.metrics import Metrics
 from embedkit.serve.models import Memory, Pool
+from embedkit.serve.opening import Options, open_state
 from embedkit.serve.search import SearchService, _condition
 from embedkit.serve.settings import Limits, Settings
 from embedkit.serve.state import State
@@ -279,11 +281,46 @@ def test_hits_of_too_many_bytes_are_refused(
     many = asyncio.run(ask(20 if not metadata else 9, 10))
     assert many.status_code == 413
     assert many.json()["error"]["code"] == "answer_too_large"
-    if metadata:
-        assert sum(searched) == 9  # it is known when they are written
-    else:
-        assert sum(searched) < 20  # before all are read
+    assert sum(searched) < (9 if metadata else 20)  # before all are read
     service.close()
+
+
+@pytest.mark.filterwarnings("ignore:.* of the first .* pairs are longer")
+def test_few_candidates_of_a_reranker_are_held_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reranker: Path
+) -> None:
+    pytest.importorskip("faiss")
+    monkeypatch.setattr("embedkit.serve.search._ANSWER", 100_000)
+    monkeypatch.setattr("embedkit.serve.search._HITS", 100)
+    documents = [Document(f"text {number} " * 100, str(number)) for number in range(60)]
+    Index.build(tmp_path / "index", documents, Encoder(threads=1)).close()
+    options = Options(rerankers=(f"tiny={reranker}",), index=str(tmp_path / "index"), threads=1)
+    state = open_state(options)
+    assert state.search is not None
+    held = []
+    search = state.search.search
+
+    async def noted(body: SearchRequest, k: int, begin: int = 0) -> list[list[Hit]]:
+        found = await search(body, k, begin)
+        held.append(sum(map(len, found)))
+        return found
+
+    monkeypatch.setattr(state.search, "search", noted)
+
+    async def ask(queries: list[str], k: int) -> httpx.Response:
+        transport = httpx.ASGITransport(create_app(state))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.post("/v1/search", json={"query": queries, "k": k, "rerank": True})
+
+    queries = [f"text {number}" for number in range(9)]
+    answer = asyncio.run(ask(queries, 1)).json()["data"]
+    assert max(held) <= 150 and sum(held) == 9 * 50
+    alone = [asyncio.run(ask([query], 1)).json()["data"][0]["hits"][0]["id"] for query in queries]
+    assert [row["hits"][0]["id"] for row in answer] == alone
+    held.clear()
+    assert asyncio.run(ask(queries, 40)).status_code == 413
+    assert sum(held) < 9 * 50  # before all are read
+    state.close()
 
 
 def test_searches_that_wait_are_counted(service: SearchService) -> None:
@@ -358,6 +395,40 @@ def test_a_client_that_has_gone_is_not_searched_for(
     asyncio.run(leave())
     service.close()  # waits for what runs
     assert searched == [2]
+
+
+def test_hits_are_written_before_other_searches_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("faiss")
+    monkeypatch.setattr("embedkit.serve.search._THREADS", 1)
+    service = SearchService(Index.build(tmp_path / "index", ["one", "two"], FakeEncoder()))
+    done: list[str] = []
+    search, hit_fields = service.index.search, search_module.hit_fields
+
+    def searched(*given: Any, **options: Any) -> Any:
+        done.append("searched")
+        return search(*given, **options)
+
+    def written(hit: Hit, *, explain: bool) -> dict[str, Any]:
+        done.append("written")
+        return hit_fields(hit, explain=explain)
+
+    monkeypatch.setattr(service.index, "search", searched)
+    monkeypatch.setattr(search_module, "hit_fields", written)
+    nothing: Pool[Any] = Pool([], Memory(None))
+    state = State(Settings(), nothing, nothing, service, Metrics())
+
+    async def ask() -> None:
+        transport = httpx.ASGITransport(create_app(state))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            await asyncio.gather(
+                *(client.post("/v1/search", json={"query": "one", "k": 1}) for _ in range(4))
+            )
+
+    asyncio.run(ask())
+    service.close()
+    assert done == ["searched", "written"] * 4
 
 
 def test_hits_are_not_written_for_a_client_that_has_gone(service: SearchService, slow: _Slow) -> None:
@@ -520,8 +591,6 @@ def test_the_index_needs_no_second_copy_of_a_served_model(
 def test_a_served_model_that_reads_texts_otherwise_is_not_the_indexs(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
-    from embedkit.serve.opening import Options, open_state
-
     short = Encoder(threads=1)
     short.max_seq_length = options["max_length"]
     Index.build(tmp_path / "index", ["one", "two"], short).close()
@@ -531,8 +600,6 @@ def test_a_served_model_that_reads_texts_otherwise_is_not_the_indexs(
 
 
 def test_a_served_model_serves_an_index_that_refuses_long_texts(tmp_path: Path) -> None:
-    from embedkit.serve.opening import Options, open_state
-
     Index.build(tmp_path / "index", ["one", "two"], Encoder(threads=1, on_overflow="error")).close()
     state = open_state(Options(models=("",), index=str(tmp_path / "index"), threads=1))
     assert [name for name, _, _ in state.queues()] == ["embedkit-256-int8"]
@@ -540,8 +607,6 @@ def test_a_served_model_serves_an_index_that_refuses_long_texts(tmp_path: Path) 
 
 
 def test_the_indexs_model_takes_the_device_and_refuses_another_precision(index_folder: Path) -> None:
-    from embedkit.serve.opening import Options, open_state
-
     wanted = {"index": str(index_folder), "threads": 1}
     with pytest.raises(ValueError, match=r"--precision fp32: .* encoded in int8.*leave --precision out"):
         open_state(Options(precision="fp32", **wanted))
@@ -558,8 +623,6 @@ def test_the_indexs_model_takes_the_device_and_refuses_another_precision(index_f
 def test_an_indexs_own_model_is_seen_by_metrics_and_health_and_closed(
     index_folder: Path, tmp_path: Path
 ) -> None:
-    from embedkit.serve.opening import Options, open_state
-
     Encoder(truncate_dim=16).save(tmp_path / "small")
     state = open_state(Options(models=(str(tmp_path / "small"),), index=str(index_folder), threads=1))
     assert [name for name, _, _ in state.queues()] == ["small", "index"]
