@@ -155,7 +155,9 @@ def _from_int8(model: Any, options: ModelOptions) -> Any:
     root = root_folder(options.path)
     folder = open_folder(root)
     base = getattr(model, model.base_model_prefix, model)
-    trained = folder.architecture.layers if options.freeze_embeddings else ""
+    # of LoRA the layers count as trained: its additions are merged into them
+    frozen = options.freeze_embeddings or options.lora is not None
+    trained = folder.architecture.layers if frozen else ""
     state = {name: torch.from_numpy(tensor) for name, tensor in _dithered(stored_tensors(folder), trained)}
     missing, unknown = base.load_state_dict(state, strict=False)
     parameters = {name for name, _ in base.named_parameters()}

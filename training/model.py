@@ -76,8 +76,8 @@ class ModelOptions:
 
     Attributes:
         path: folder or Hub name of the backbone, a transformers or sentence-transformers folder. The weights of an
-            int8 folder become floats, each at a random place in the step that its integer stands for (frozen
-            embeddings at the integer).
+            int8 folder become floats, each at a random place in the step that its integer stands for (embeddings that
+            are frozen, or not trained by ``lora``, at the integer).
         layers: the number of layers to keep, spread evenly from first to last, or their indices; None for all.
         config: overrides of keys in config.json; with ``random`` they define the new backbone.
         random: start from random weights of that configuration instead of the folder's weights.

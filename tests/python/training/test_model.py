@@ -16,6 +16,7 @@ transformers = pytest.importorskip("transformers")
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
 from embedkit.training import backbone
+from embedkit.training.lora import LoraOptions
 from embedkit.training.model import ModelOptions, Projection, SentenceModel, options_of
 from safetensors.numpy import load_file
 from tiny_families import KINDS, tiny
@@ -95,6 +96,25 @@ def test_an_int8_folder_is_a_start(make_model: Callable[..., Path], texts: list[
     again = load(tmp_path / "int8", freeze_embeddings=True)
     assert np.array_equal(model.encode(texts[:50]), again.encode(texts[:50]))
     check_everywhere(model, saved(model, tmp_path / "again"), texts[:50])
+
+
+def test_lora_leaves_the_embeddings_of_an_int8_folder_at_their_integers(
+    make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Its additions are merged into the layers, whose small updates must survive int8."""
+    pytest.importorskip("peft")
+    with Encoder(make_model(), precision="fp32") as encoder:
+        encoder.save(tmp_path / "int8", "int8")
+    at_integers = load(tmp_path / "int8", freeze_embeddings=True).backbone.embeddings
+    model = load(tmp_path / "int8", lora=LoraOptions())
+    embeddings = model.backbone.get_base_model().embeddings
+    for name, weight in embeddings.named_parameters():
+        assert torch.equal(weight, at_integers.get_parameter(name)), name
+    stored = load_file(tmp_path / "int8" / WEIGHTS_FILES["int8"])
+    name = "encoder.layer.0.intermediate.dense"
+    weight = model.backbone.get_base_model().get_submodule(name).weight.detach().numpy()
+    places = weight / stored[f"{name}.weight_scale"][:, None] - stored[f"{name}.weight"]
+    assert np.abs(places).mean() == pytest.approx(0.25, abs=0.03)
 
 
 def test_small_updates_of_an_int8_start_survive_int8(make_model: Callable[..., Path], tmp_path: Path) -> None:
