@@ -16,8 +16,10 @@ transformers = pytest.importorskip("transformers")
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
 from embedkit.training import backbone
+from embedkit.training.linear_map import LinearMap
 from embedkit.training.lora import LoraOptions
 from embedkit.training.model import ModelOptions, Projection, SentenceModel, options_of
+from embedkit.training.postprocess.linear_map import append_map
 from safetensors.numpy import load_file
 from tiny_families import KINDS, tiny
 
@@ -439,6 +441,25 @@ def test_a_projection_starts_from_the_folders_dense(make_model: Callable[..., Pa
     assert torch.equal(first.projection.weight, second.projection.weight)  # type: ignore[union-attr]
     other = load(source, projection=Projection(12, "identity"))  # another activation: another layer
     assert not torch.equal(first.projection.weight, other.projection.weight)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("shape", ["whitened", "two modes"])
+def test_a_dense_in_another_place_is_no_start(
+    shape: str, make_model: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a whitened encoder it is fitted on vectors of length 1, of several modes it takes all of them."""
+    caplog.set_level("INFO", "embedkit")
+    if shape == "whitened":
+        source = tmp_path / "whitened"
+        with Encoder(make_model(normalize=True)) as encoder:
+            append_map(encoder, LinearMap(np.ones((32, 12), np.float32), np.ones(32, np.float32)), source)
+    else:
+        source = make_model(pooling=("mean", "max"), dense=[(12, "Identity", True)])
+    first, second = (load(source, projection=Projection(12)) for _ in range(2))
+    assert not torch.equal(first.projection.weight, second.projection.weight)  # type: ignore[union-attr]
+    assert "not straight after one pooling mode; the projection does not start from it" in caplog.text
+    with pytest.raises(ValueError, match="expected one pooling mode, then at most one Dense and one Norm"):
+        options_of(str(source))
 
 
 @pytest.mark.parametrize(
