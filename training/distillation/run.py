@@ -323,12 +323,24 @@ def _layers(teacher: TeacherOptions, options: DistillOptions, train_file: Path, 
 
 
 def _as_begun(output: Path, files: tuple[Path, Path]) -> tuple[Path, Path]:
-    """The files of texts as the recipe of a finished run names them; the run may have been moved since."""
+    """The files of texts as the recipe of the run names them; the run may have been moved since.
+
+    A run that is not finished reads them, so that its recipe names them where they are now.
+    """
     run = output / "run"
-    if not (run / "result.json").is_file() or not (run / "recipe.json").is_file():
+    if not (run / "recipe.json").is_file():
         return files
     begun = Path(read_json(run / "recipe.json")["data"]["texts"]["path"]).parent
-    return begun / files[0].name, begun / files[1].name
+    before = begun / files[0].name, begun / files[1].name
+    if (run / "result.json").is_file():
+        return before
+    for path in (run / "recipe.json", run / "data.json"):
+        if path.is_file():  # earlier versions wrote no data.json
+            content = path.read_text(encoding="utf-8")
+            for old, new in zip(before, files, strict=True):
+                content = content.replace(json.dumps(str(old)), json.dumps(str(new.resolve())))
+            write_text(path, content)
+    return files
 
 
 def _recipe(
