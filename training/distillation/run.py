@@ -180,7 +180,7 @@ def _check_output(output: Path, paths: Sequence[str | os.PathLike[str]]) -> None
 
 def _check(teachers: Sequence[TeacherOptions], options: DistillOptions, output: Path) -> None:
     """Refuse dev sets that cannot be read, and options that do not fit the teachers or that a recipe does not take."""
-    given = options.layers if isinstance(options.layers, list) else None
+    given = list(options.layers) if isinstance(options.layers, Sequence) else None
     files = (output / "texts.jsonl", output / "held_out.jsonl")
     recipe = _recipe(teachers, options, given, files, name=output.resolve().name)
     DevSets(recipe.evaluation, root_folder(None))
@@ -302,8 +302,8 @@ def _write(path: Path, texts: Iterable[str]) -> None:
 
 def _layers(teacher: TeacherOptions, options: DistillOptions, train_file: Path, output: Path) -> list[int]:
     """The layers to start from: those given, or those that `choose_layers` chose, once for a run."""
-    if isinstance(options.layers, list):
-        return options.layers
+    if isinstance(options.layers, Sequence):
+        return list(options.layers)
     kept = output / "layers.json"
     about: dict[str, Any] = {"teacher": teacher.path, "count": options.layers}
     about |= {

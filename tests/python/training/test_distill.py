@@ -244,7 +244,7 @@ def test_a_run_keeps_to_its_texts(
     teacher, first, second = str(make_model()), tmp_path / "a.txt", tmp_path / "b.txt"
     first.write_text("\n".join(sentences[:150]), encoding="utf-8")
     second.write_text("\n".join(sentences[150:300]), encoding="utf-8")
-    options = DistillOptions(layers=[0], dimension=8, max_length=32, max_steps=2, query_prompt="find ")
+    options = DistillOptions(layers=(0,), dimension=8, max_length=32, max_steps=2, query_prompt="find ")
     output = tmp_path / "out"
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(distill_run, "train", stop)  # before its first checkpoint
