@@ -41,6 +41,7 @@ from ..data.readers import read, root_folder
 from ..data.texts import Selection, TextWriter, distinct, text_keys
 from ..dev import DevSets
 from ..linear_map import whiten_partly
+from ..processes import world_size
 from ..recipe import Recipe, recipe_of
 from ..run_folder import alone, check_own, file_digest, last_checkpoint
 from ..teacher import TeacherOptions
@@ -169,10 +170,15 @@ def _distill(
 
 
 def _check_output(output: Path, paths: Sequence[str | os.PathLike[str]]) -> None:
-    """Refuse an output with files that are the user's own, or with the texts, which would be left out as its own."""
+    """Refuse an output with files that are the user's own, or with the texts, which would be left out as its own.
+
+    Texts from standard input are refused in a data-parallel run.
+    """
     check_own(output, ["texts.jsonl", "held_out.jsonl", "report.json"], (output / "texts.json").is_file())
     check_own(output, ["model", "float"], (output / "run" / "result.json").is_file())
     check_own(output / "run", ["checkpoints"], (output / "run" / "recipe.json").is_file())
+    if STDIN in paths and world_size() > 1:
+        raise ValueError("several processes cannot share one standard input; give the texts as a file")
     for path in paths:
         if path != STDIN and Path(path).resolve().is_relative_to(output.resolve()):
             raise ValueError(f"the texts {path} lie in the output {output}; choose another output (-o)")
@@ -237,7 +243,7 @@ def _texts(
                 "output, or remove it"
             )
         (output / "layers.json").unlink(missing_ok=True)  # chosen on these texts
-        train_file.unlink()
+        train_file.unlink(missing_ok=True)  # another process of a data-parallel run may be faster
     write_text(about_file, json.dumps({**about, "content": content}, indent=2) + "\n")
     written = TextWriter(output)
     for document in Corpus(_inputs(paths, output), text_field=text_field, options=("--text-field",)):

@@ -446,6 +446,15 @@ def test_texts_in_the_output_are_refused(make_model: MakeModel, tmp_path: Path) 
     assert "mine" in (tmp_path / "texts.jsonl").read_text(encoding="utf-8")
 
 
+def test_data_parallel_processes_do_not_share_standard_input(
+    make_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="several processes cannot share one standard input; give the texts"):
+        distill(str(make_model()), "-", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_two_processes_do_not_distill_into_one_folder(
     make_model: MakeModel, sentences: list[str], tmp_path: Path
 ) -> None:
