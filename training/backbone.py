@@ -34,6 +34,7 @@ __all__ = [
     "quiet",
     "readable_weights",
     "root_folder",
+    "saved_in_int8",
     "transformer_folder",
 ]
 
@@ -84,7 +85,7 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
             model = auto.from_config(config, **arguments).float()
     else:
         with quiet(), _overridden(options.config), readable_weights(folder):
-            if _saved_in_int8(folder):
+            if saved_in_int8(folder):
                 model = _from_int8(auto.from_config(config, **arguments), options)
             else:
                 model, report = auto.from_pretrained(
@@ -144,7 +145,7 @@ def readable_weights(folder: Path) -> Iterator[None]:
         raise ValueError(f"{folder}: its weights are damaged ({error}); fetch them again") from None
 
 
-def _saved_in_int8(folder: Path) -> bool:
+def saved_in_int8(folder: Path) -> bool:
     """Whether a transformer's folder has int8 weights only, as the built-in model."""
     return (folder / WEIGHTS_FILES["int8"]).is_file() and not (folder / WEIGHTS_FILES["fp32"]).is_file()
 
@@ -154,10 +155,13 @@ def _from_int8(model: Any, options: ModelOptions) -> Any:
     root = root_folder(options.path)
     folder = open_folder(root)
     base = getattr(model, model.base_model_prefix, model)
-    trained = folder.architecture.layers if options.freeze_embeddings else ""
+    # of LoRA the layers count as trained: its additions are merged into them
+    frozen = options.freeze_embeddings or options.lora is not None
+    trained = folder.architecture.layers if frozen else ""
     state = {name: torch.from_numpy(tensor) for name, tensor in _dithered(stored_tensors(folder), trained)}
     missing, unknown = base.load_state_dict(state, strict=False)
-    lacking = sorted(set(missing) & {name for name, _ in base.named_parameters()})
+    parameters = {name for name, _ in base.named_parameters()}
+    lacking = sorted(name for name in parameters & set(missing) if _OF_ENCODER.search(name))
     if lacking or unknown:
         raise ValueError(
             f"{root}: its int8 weights do not fit transformers' {type(base).__name__}: {[*lacking, *unknown][0]}; "

@@ -76,8 +76,8 @@ class ModelOptions:
 
     Attributes:
         path: folder or Hub name of the backbone, a transformers or sentence-transformers folder. The weights of an
-            int8 folder become floats, each at a random place in the step that its integer stands for (frozen
-            embeddings at the integer).
+            int8 folder become floats, each at a random place in the step that its integer stands for (embeddings that
+            are frozen, or not trained by ``lora``, at the integer).
         layers: the number of layers to keep, spread evenly from first to last, or their indices; None for all.
         config: overrides of keys in config.json; with ``random`` they define the new backbone.
         random: start from random weights of that configuration instead of the folder's weights.
@@ -197,26 +197,34 @@ class SentenceModel(nn.Module):
     def start_projection(self) -> bool:
         """Start the projection from the Dense module of the backbone's folder, if that has its size and activation.
 
+        It must be in the projection's place, straight after one pooling mode.
+
         Raises:
             ValueError: a file of the folder is damaged.
         """
         from safetensors.torch import load_file
 
-        wanted = self.options.projection
-        if self.projection is None or wanted is None:
+        wanted, path = self.options.projection, self.options.path
+        entries = module_entries(root_folder(path))
+        if self.projection is None or wanted is None or len(entries) == 1:
             return False
-        for module in read_head(module_entries(root_folder(self.options.path))[2:], self.hidden_size):
-            if not isinstance(module, Dense):
-                continue
-            if (module.out_features, module.activation) == (wanted.dimension, wanted.activation):
-                with readable_weights(module.folder):
-                    tensors = load_file(module.folder / "model.safetensors")
-                with torch.no_grad():
-                    self.projection.weight.copy_(tensors["linear.weight"])
-                    self.projection.bias.copy_(tensors.get("linear.bias", torch.zeros(wanted.dimension)))
-                return True
-            break
-        return False
+        modes = read_pooling(entries[1][1], self.hidden_size).modes
+        head = read_head(entries[2:], len(modes) * self.hidden_size)
+        dense = next((module for module in head if isinstance(module, Dense)), None)
+        if dense is None or (dense.out_features, dense.activation) != (wanted.dimension, wanted.activation):
+            return False
+        if dense is not head[0] or len(modes) > 1:
+            _LOG.info(
+                "%s: its Dense module is not straight after one pooling mode; the projection does not start from it",
+                path,
+            )
+            return False
+        with readable_weights(dense.folder):
+            tensors = load_file(dense.folder / "model.safetensors")
+        with torch.no_grad():
+            self.projection.weight.copy_(tensors["linear.weight"])
+            self.projection.bias.copy_(tensors.get("linear.bias", torch.zeros(wanted.dimension)))
+        return True
 
     def tell_left_out(self) -> None:
         """Log what of a whole encoder, the backbone's folder, the training leaves out, and how to keep it."""
@@ -453,7 +461,7 @@ def options_of(path: str) -> ModelOptions:
     config = transformer / "config.json"
     hidden_size = int(graph_config(read_json(config), str(config))["hidden_size"])
     modes = read_pooling(entries[1][1], hidden_size).modes if len(entries) > 1 else ("mean",)
-    modules = read_head(entries[2:], hidden_size)
+    modules = read_head(entries[2:], len(modes) * hidden_size)
     dense = [module for module in modules if isinstance(module, Dense)]
     if len(dense) > 1 or len(modes) > 1 or (dense and not isinstance(modules[0], Dense)):
         raise ValueError(f"{path}: expected one pooling mode, then at most one Dense and one Normalize")

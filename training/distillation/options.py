@@ -50,7 +50,7 @@ class DistillOptions:
         seed: of order and dropout.
     """
 
-    layers: int | list[int] = 6
+    layers: int | Sequence[int] = 6
     student: str | None = None
     dimension: int = 256
     prefixes: list[int] | None = None

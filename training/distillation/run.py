@@ -41,6 +41,7 @@ from ..data.readers import read, root_folder
 from ..data.texts import Selection, TextWriter, distinct, text_keys
 from ..dev import DevSets
 from ..linear_map import whiten_partly
+from ..processes import world_size
 from ..recipe import Recipe, recipe_of
 from ..run_folder import alone, check_own, file_digest, last_checkpoint
 from ..teacher import TeacherOptions
@@ -169,10 +170,15 @@ def _distill(
 
 
 def _check_output(output: Path, paths: Sequence[str | os.PathLike[str]]) -> None:
-    """Refuse an output with files that are the user's own, or with the texts, which would be left out as its own."""
+    """Refuse an output with files that are the user's own, or with the texts, which would be left out as its own.
+
+    Texts from standard input are refused in a data-parallel run.
+    """
     check_own(output, ["texts.jsonl", "held_out.jsonl", "report.json"], (output / "texts.json").is_file())
     check_own(output, ["model", "float"], (output / "run" / "result.json").is_file())
     check_own(output / "run", ["checkpoints"], (output / "run" / "recipe.json").is_file())
+    if STDIN in paths and world_size() > 1:
+        raise ValueError("several processes cannot share one standard input; give the texts as a file")
     for path in paths:
         if path != STDIN and Path(path).resolve().is_relative_to(output.resolve()):
             raise ValueError(f"the texts {path} lie in the output {output}; choose another output (-o)")
@@ -180,7 +186,7 @@ def _check_output(output: Path, paths: Sequence[str | os.PathLike[str]]) -> None
 
 def _check(teachers: Sequence[TeacherOptions], options: DistillOptions, output: Path) -> None:
     """Refuse dev sets that cannot be read, and options that do not fit the teachers or that a recipe does not take."""
-    given = options.layers if isinstance(options.layers, list) else None
+    given = list(options.layers) if isinstance(options.layers, Sequence) else None
     files = (output / "texts.jsonl", output / "held_out.jsonl")
     recipe = _recipe(teachers, options, given, files, name=output.resolve().name)
     DevSets(recipe.evaluation, root_folder(None))
@@ -237,7 +243,7 @@ def _texts(
                 "output, or remove it"
             )
         (output / "layers.json").unlink(missing_ok=True)  # chosen on these texts
-        train_file.unlink()
+        train_file.unlink(missing_ok=True)  # another process of a data-parallel run may be faster
     write_text(about_file, json.dumps({**about, "content": content}, indent=2) + "\n")
     written = TextWriter(output)
     for document in Corpus(_inputs(paths, output), text_field=text_field, options=("--text-field",)):
@@ -302,8 +308,8 @@ def _write(path: Path, texts: Iterable[str]) -> None:
 
 def _layers(teacher: TeacherOptions, options: DistillOptions, train_file: Path, output: Path) -> list[int]:
     """The layers to start from: those given, or those that `choose_layers` chose, once for a run."""
-    if isinstance(options.layers, list):
-        return options.layers
+    if isinstance(options.layers, Sequence):
+        return list(options.layers)
     kept = output / "layers.json"
     about: dict[str, Any] = {"teacher": teacher.path, "count": options.layers}
     about |= {
@@ -323,12 +329,24 @@ def _layers(teacher: TeacherOptions, options: DistillOptions, train_file: Path, 
 
 
 def _as_begun(output: Path, files: tuple[Path, Path]) -> tuple[Path, Path]:
-    """The files of texts as the recipe of a finished run names them; the run may have been moved since."""
+    """The files of texts as the recipe of the run names them; the run may have been moved since.
+
+    A run that is not finished reads them, so that its recipe names them where they are now.
+    """
     run = output / "run"
-    if not (run / "result.json").is_file() or not (run / "recipe.json").is_file():
+    if not (run / "recipe.json").is_file():
         return files
     begun = Path(read_json(run / "recipe.json")["data"]["texts"]["path"]).parent
-    return begun / files[0].name, begun / files[1].name
+    before = begun / files[0].name, begun / files[1].name
+    if (run / "result.json").is_file():
+        return before
+    for path in (run / "recipe.json", run / "data.json"):
+        if path.is_file():  # earlier versions wrote no data.json
+            content = path.read_text(encoding="utf-8")
+            for old, new in zip(before, files, strict=True):
+                content = content.replace(json.dumps(str(old)), json.dumps(str(new.resolve())))
+            write_text(path, content)
+    return files
 
 
 def _recipe(

@@ -74,6 +74,10 @@ class StaticOptions:
             raise ValueError(f"sif must be between 0 and 1, not {self.sif}")
         if self.dtype not in _DTYPES:
             raise ValueError(f"unknown dtype {self.dtype!r}; expected one of {', '.join(_DTYPES)}")
+        try:
+            re.compile(self.unused)
+        except re.error as error:
+            raise ValueError(f"unused {self.unused!r} is no regular expression: {error}") from None
 
 
 def distill_static(

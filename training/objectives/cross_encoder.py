@@ -29,7 +29,7 @@ from ...model_folder.json_file import present, read_json, write_json
 from ...model_folder.safetensors_file import write_errors
 from ...model_folder.saving import copy_tokenizer
 from .. import packed
-from ..backbone import freeze_embeddings
+from ..backbone import freeze_embeddings, saved_in_int8
 from ..data.readers import Table
 from ..data.store import TextStore
 from ..model import ModelOptions, by_length, inference, load_backbone, pack, quiet, transformer_folder
@@ -102,7 +102,8 @@ class PairClassifier(nn.Module):
         folder = transformer_folder(options.path)
         config = read_json(folder / "config.json")
         architectures = config.get("architectures")
-        trained = any(name.endswith("ForSequenceClassification") for name in architectures or ())
+        named = any(name.endswith("ForSequenceClassification") for name in architectures or ())
+        trained = named and not saved_in_int8(folder)  # which leaves the head out
         if labels is None:
             if not trained:
                 raise ValueError(

@@ -195,6 +195,23 @@ def test_it_learns(make_model: Callable[..., Path], tmp_path: Path) -> None:
     assert "pipeline_tag: text-classification" in card
 
 
+def test_an_int8_encoder_is_a_start(
+    classifier: PairClassifier, make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Its folder has neither pooler nor classifier; one made of a cross-encoder is a trained one no more."""
+    (tmp_path / "pairs").mkdir()
+    classifier.save(tmp_path / "pairs")
+    for name, source in (("a", make_model()), ("b", tmp_path / "pairs")):
+        with embedkit.Encoder(source, precision="fp32") as encoder:
+            encoder.save(tmp_path / name, "int8")
+        model = PairClassifier.load(ModelOptions(str(tmp_path / name), max_length=40), ["score"])
+        started = model.backbone.bert.embeddings.word_embeddings.weight
+        expected = classifier.backbone.bert.embeddings.word_embeddings.weight
+        torch.testing.assert_close(started, expected, rtol=0, atol=expected.abs().max().item() / 100)
+        with pytest.raises(ValueError, match="no trained cross-encoder"):
+            PairClassifier.load(ModelOptions(str(tmp_path / name), max_length=40))
+
+
 def test_regression_learns(make_model: Callable[..., Path], tmp_path: Path) -> None:
     data = sts_source(write_sts(tmp_path / "train.tsv", 320, 1))
     dev = sts_source(write_sts(tmp_path / "dev.tsv", 60, 2))

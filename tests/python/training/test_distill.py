@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("sklearn")
 
-from embedkit.training import DistillOptions, StaticOptions, distill, distill_static
+from embedkit.training import DistillOptions, StaticOptions, distill, distill_static, trainer
 from embedkit.training.cli import main
 from embedkit.training.data.readers import read
 from embedkit.training.distillation import report as report_module
@@ -244,7 +244,7 @@ def test_a_run_keeps_to_its_texts(
     teacher, first, second = str(make_model()), tmp_path / "a.txt", tmp_path / "b.txt"
     first.write_text("\n".join(sentences[:150]), encoding="utf-8")
     second.write_text("\n".join(sentences[150:300]), encoding="utf-8")
-    options = DistillOptions(layers=[0], dimension=8, max_length=32, max_steps=2, query_prompt="find ")
+    options = DistillOptions(layers=(0,), dimension=8, max_length=32, max_steps=2, query_prompt="find ")
     output = tmp_path / "out"
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(distill_run, "train", stop)  # before its first checkpoint
@@ -446,6 +446,15 @@ def test_texts_in_the_output_are_refused(make_model: MakeModel, tmp_path: Path) 
     assert "mine" in (tmp_path / "texts.jsonl").read_text(encoding="utf-8")
 
 
+def test_data_parallel_processes_do_not_share_standard_input(
+    make_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="several processes cannot share one standard input; give the texts"):
+        distill(str(make_model()), "-", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_two_processes_do_not_distill_into_one_folder(
     make_model: MakeModel, sentences: list[str], tmp_path: Path
 ) -> None:
@@ -474,6 +483,33 @@ def test_a_finished_run_may_be_moved(make_model: MakeModel, sentences: list[str]
     assert distill(teacher, texts, tmp_path / "second", options) == report
     with pytest.raises(FileExistsError, match="another recipe"):
         distill(teacher, texts, tmp_path / "second", replace(options, dimension=4))
+
+
+def test_a_run_that_was_stopped_may_be_moved(
+    make_model: MakeModel, sentences: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teacher, texts, output = str(make_model()), tmp_path / "a.txt", tmp_path / "first"
+    texts.write_text("\n".join(sentences[:90]), encoding="utf-8")
+    options = DistillOptions(
+        layers=[0], dimension=8, prefixes=[], max_length=32, max_steps=3, eval_steps=1, batch_tokens=64
+    )
+    scores = {0: 0.0, 1: 3.0, 2: 1.0, 3: 2.0}
+    stops = [2]
+
+    def dev_scores(run: Any) -> dict[str, float]:
+        step = run.trainer.state.global_step
+        if step in stops:
+            stops.remove(step)
+            raise KeyboardInterrupt
+        return {"held_out_cosine": scores[step]}
+
+    monkeypatch.setattr(trainer._Run, "dev_scores", dev_scores)
+    with pytest.raises(KeyboardInterrupt):
+        distill(teacher, texts, output, options)
+    output = output.rename(tmp_path / "second")
+    assert distill(teacher, texts, output, options)["steps"] == 3
+    assert json.loads((output / "run" / "result.json").read_text())["best_step"] == 1
+    assert str(tmp_path / "first") not in (output / "run" / "recipe.json").read_text()
 
 
 def test_a_student_may_lie_beside_its_texts(

@@ -126,6 +126,8 @@ def test_distill_static_refuses(make_model: Any, tmp_path: Path) -> None:
         distill_static(folder, tmp_path / "a", StaticOptions(4096))
     with pytest.raises(ValueError, match="sif must be between 0 and 1"):
         StaticOptions(sif=2.0)
+    with pytest.raises(ValueError, match=r"unused '\[' is no regular expression: unterminated character set"):
+        StaticOptions(unused="[")  # before the vocabulary is encoded
     with pytest.raises(ValueError, match="leaves none"):
         distill_static(folder, tmp_path / "b", StaticOptions(8, unused=".*"))
     distill_static(folder, tmp_path / "c", StaticOptions(8))

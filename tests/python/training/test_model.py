@@ -16,7 +16,10 @@ transformers = pytest.importorskip("transformers")
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
 from embedkit.training import backbone
+from embedkit.training.linear_map import LinearMap
+from embedkit.training.lora import LoraOptions
 from embedkit.training.model import ModelOptions, Projection, SentenceModel, options_of
+from embedkit.training.postprocess.linear_map import append_map
 from safetensors.numpy import load_file
 from tiny_families import KINDS, tiny
 
@@ -95,6 +98,25 @@ def test_an_int8_folder_is_a_start(make_model: Callable[..., Path], texts: list[
     again = load(tmp_path / "int8", freeze_embeddings=True)
     assert np.array_equal(model.encode(texts[:50]), again.encode(texts[:50]))
     check_everywhere(model, saved(model, tmp_path / "again"), texts[:50])
+
+
+def test_lora_leaves_the_embeddings_of_an_int8_folder_at_their_integers(
+    make_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Its additions are merged into the layers, whose small updates must survive int8."""
+    pytest.importorskip("peft")
+    with Encoder(make_model(), precision="fp32") as encoder:
+        encoder.save(tmp_path / "int8", "int8")
+    at_integers = load(tmp_path / "int8", freeze_embeddings=True).backbone.embeddings
+    model = load(tmp_path / "int8", lora=LoraOptions())
+    embeddings = model.backbone.get_base_model().embeddings
+    for name, weight in embeddings.named_parameters():
+        assert torch.equal(weight, at_integers.get_parameter(name)), name
+    stored = load_file(tmp_path / "int8" / WEIGHTS_FILES["int8"])
+    name = "encoder.layer.0.intermediate.dense"
+    weight = model.backbone.get_base_model().get_submodule(name).weight.detach().numpy()
+    places = weight / stored[f"{name}.weight_scale"][:, None] - stored[f"{name}.weight"]
+    assert np.abs(places).mean() == pytest.approx(0.25, abs=0.03)
 
 
 def test_small_updates_of_an_int8_start_survive_int8(make_model: Callable[..., Path], tmp_path: Path) -> None:
@@ -419,6 +441,25 @@ def test_a_projection_starts_from_the_folders_dense(make_model: Callable[..., Pa
     assert torch.equal(first.projection.weight, second.projection.weight)  # type: ignore[union-attr]
     other = load(source, projection=Projection(12, "identity"))  # another activation: another layer
     assert not torch.equal(first.projection.weight, other.projection.weight)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("shape", ["whitened", "two modes"])
+def test_a_dense_in_another_place_is_no_start(
+    shape: str, make_model: Callable[..., Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a whitened encoder it is fitted on vectors of length 1, of several modes it takes all of them."""
+    caplog.set_level("INFO", "embedkit")
+    if shape == "whitened":
+        source = tmp_path / "whitened"
+        with Encoder(make_model(normalize=True)) as encoder:
+            append_map(encoder, LinearMap(np.ones((32, 12), np.float32), np.ones(32, np.float32)), source)
+    else:
+        source = make_model(pooling=("mean", "max"), dense=[(12, "Identity", True)])
+    first, second = (load(source, projection=Projection(12)) for _ in range(2))
+    assert not torch.equal(first.projection.weight, second.projection.weight)  # type: ignore[union-attr]
+    assert "not straight after one pooling mode; the projection does not start from it" in caplog.text
+    with pytest.raises(ValueError, match="expected one pooling mode, then at most one Dense and one Norm"):
+        options_of(str(source))
 
 
 @pytest.mark.parametrize(
