@@ -200,13 +200,14 @@ class CrossEncoder(LoadedModel[PairEngine]):
         check_unsupported("predict", unsupported)
         if device is not None:
             check_device(device)
+        torch = import_torch() if convert_to_tensor or not convert_to_numpy else None
         first, second, single = as_pairs(either("the pairs", sentences=sentences, inputs=inputs))
         scores = self._scores(first, second, batch_size, show_progress_bar, activation_fn)
         if apply_softmax and scores.ndim > 1:
             scores = _softmax(scores)
         result: Any = scores
-        if convert_to_tensor or not convert_to_numpy:
-            result = import_torch().from_numpy(scores)
+        if torch is not None:
+            result = torch.from_numpy(scores)
             if not convert_to_tensor:
                 result = list(result)
         return result[0] if single else result

@@ -363,7 +363,9 @@ def test_closed_encoder(make_model: Make) -> None:
 
 
 def test_missing_torch_has_a_remedy(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told before the texts are encoded."""
     monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(Encoder, "_encode_all", None)
     with pytest.raises(ImportError, match="pip install torch, or leave convert_to_numpy=True"):
         encoder.encode("a", convert_to_tensor=True)
 
