@@ -178,8 +178,8 @@ class CrossEncoder(LoadedModel[PairEngine]):
         Args:
             sentences: a pair ``(a, b)``, or a list of pairs.
             batch_size: maximum pairs in a batch; None lets the core choose. It does not affect the scores.
-            show_progress_bar: True shows a progress bar on a terminal; None does if the logger "embedkit" is at
-                level INFO or DEBUG.
+            show_progress_bar: True shows a progress bar on a terminal or in a notebook; None does on a terminal if the
+                logger "embedkit" is at level INFO or DEBUG.
             activation_fn: applied to the logits (n, labels): ``"identity"``, ``"sigmoid"``, or a function of a
                 float32 array (modules and functions of torch are given a tensor); None for the model's own.
             apply_softmax: apply the softmax over the classes afterwards, if there are several.

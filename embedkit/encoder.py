@@ -207,8 +207,8 @@ class Encoder(DropIn):
             prompt: the prompt itself; takes precedence over ``prompt_name``.
             batch_size: maximum texts in a batch; None lets the backend choose. On the compiled core it does not affect
                 the embeddings; elsewhere it does, see the class.
-            show_progress_bar: True shows a progress bar on a terminal; None does if the logger "embedkit" is at
-                level INFO or DEBUG.
+            show_progress_bar: True shows a progress bar on a terminal or in a notebook; None does on a terminal if the
+                logger "embedkit" is at level INFO or DEBUG.
             output_value: ``"sentence_embedding"``, or ``"token_embeddings"`` for the float32 embedding of every
                 token before pooling, special tokens included, neither truncated nor normalized. Not with
                 ``on_overflow="window"``.

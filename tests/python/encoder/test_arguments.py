@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -379,6 +380,17 @@ def test_progress_bar_only_on_a_terminal(
         encoder.encode(["a"] * 10)
     captured = capfd.readouterr()
     assert captured.out == "" and captured.err == ""
+
+
+def test_progress_bar_in_a_notebook(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stderr is no terminal."""
+    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+    monkeypatch.setattr(sys, "stderr", stream)
+    for show in (None, False):
+        encoder.encode(["a", "b"], show_progress_bar=show)
+    assert stream.getvalue() == ""
+    encoder.encode(["a", "b"], show_progress_bar=True)
+    assert "2/2" in stream.getvalue()
 
 
 def test_progress_bar_counts_texts(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
