@@ -178,8 +178,8 @@ class CrossEncoder(LoadedModel[PairEngine]):
         Args:
             sentences: a pair ``(a, b)``, or a list of pairs.
             batch_size: maximum pairs in a batch; None lets the core choose. It does not affect the scores.
-            show_progress_bar: True shows a progress bar on a terminal; None does if the logger "embedkit" is at
-                level INFO or DEBUG.
+            show_progress_bar: True shows a progress bar on a terminal or in a notebook; None does on a terminal if the
+                logger "embedkit" is at level INFO or DEBUG.
             activation_fn: applied to the logits (n, labels): ``"identity"``, ``"sigmoid"``, or a function of a
                 float32 array (modules and functions of torch are given a tensor); None for the model's own.
             apply_softmax: apply the softmax over the classes afterwards, if there are several.
@@ -200,13 +200,14 @@ class CrossEncoder(LoadedModel[PairEngine]):
         check_unsupported("predict", unsupported)
         if device is not None:
             check_device(device)
+        torch = import_torch() if convert_to_tensor or not convert_to_numpy else None
         first, second, single = as_pairs(either("the pairs", sentences=sentences, inputs=inputs))
         scores = self._scores(first, second, batch_size, show_progress_bar, activation_fn)
         if apply_softmax and scores.ndim > 1:
             scores = _softmax(scores)
         result: Any = scores
-        if convert_to_tensor or not convert_to_numpy:
-            result = import_torch().from_numpy(scores)
+        if torch is not None:
+            result = torch.from_numpy(scores)
             if not convert_to_tensor:
                 result = list(result)
         return result[0] if single else result

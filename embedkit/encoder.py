@@ -24,7 +24,7 @@ from .backends.opening import OpenOptions
 from .dropin import DropIn, Pool
 from .inputs import as_texts, check_collection, progress, windows
 from .loaded_model import HubOptions
-from .output import to_torch
+from .output import import_torch, to_torch
 
 if TYPE_CHECKING:
     from .backends.onnx_session import Provider
@@ -207,8 +207,8 @@ class Encoder(DropIn):
             prompt: the prompt itself; takes precedence over ``prompt_name``.
             batch_size: maximum texts in a batch; None lets the backend choose. On the compiled core it does not affect
                 the embeddings; elsewhere it does, see the class.
-            show_progress_bar: True shows a progress bar on a terminal; None does if the logger "embedkit" is at
-                level INFO or DEBUG.
+            show_progress_bar: True shows a progress bar on a terminal or in a notebook; None does on a terminal if the
+                logger "embedkit" is at level INFO or DEBUG.
             output_value: ``"sentence_embedding"``, or ``"token_embeddings"`` for the float32 embedding of every
                 token before pooling, special tokens included, neither truncated nor normalized. Not with
                 ``on_overflow="window"``.
@@ -237,6 +237,7 @@ class Encoder(DropIn):
                 a float as ``batch_size``.
             ValueError: an argument is invalid, token embeddings are asked for with ``on_overflow="window"``, a text is
                 not valid Unicode, or the encoder is closed.
+            ImportError: torch tensors are requested, and torch is not installed.
         """
         # its own pool has no processes: nothing is to be cut into chunks for them
         of_pool = {} if isinstance(pool, Pool) else {"pool": pool, "chunk_size": chunk_size}
@@ -255,6 +256,8 @@ class Encoder(DropIn):
                 f"output_dtype={dtype!r} is for sentence embeddings; token embeddings are float32"
             )
         tensors = convert_to_tensor or not convert_to_numpy
+        if tensors:
+            import_torch()  # rather than after all texts are encoded
         engine = self._engine.of(task)
         plan = self._plan(
             engine=engine,

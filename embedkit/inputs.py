@@ -191,12 +191,15 @@ def check_unicode(name: str, text: str) -> None:
 def progress(total: int, show: bool | None) -> Iterator[Callable[[int], object] | None]:
     """A function that advances a progress bar on the terminal, or None without a bar.
 
-    ``show`` None shows the bar if embedkit's logger is at level INFO or DEBUG, as sentence-transformers does.
+    ``show`` True also shows it in a notebook. None shows it if embedkit's logger is at level INFO or DEBUG, as
+    sentence-transformers does.
     """
+    # a notebook's stream is no terminal
+    seen = bool(show) and type(sys.stderr).__module__ == "ipykernel.iostream"
     if show is None:
         show = logging.getLogger("embedkit").getEffectiveLevel() in (logging.INFO, logging.DEBUG)
     # Asked before tqdm is imported, which starts a thread. stderr is None where it was closed, as by 2>&-.
-    if not show or not getattr(sys.stderr, "isatty", bool)():
+    if not show or not (seen or getattr(sys.stderr, "isatty", bool)()):
         yield None
         return
     from tqdm.auto import tqdm

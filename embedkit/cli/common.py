@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from _typeshed import SupportsWrite
 
     from .. import CrossEncoder, Encoder, Index
-    from ..index.storage.manifest import EncoderEntry
+    from ..index.storage.manifest import Manifest
 
 __all__ = [
     "EXIT_FAILED",
@@ -297,7 +297,7 @@ def load_encoder(
     device: str = "cpu",
     *,
     prompts: Mapping[str, str],
-    before: EncoderEntry | None = None,
+    before: Manifest | None = None,
     **options: Any,
 ) -> Encoder:
     """The encoder named by the options.
@@ -305,7 +305,7 @@ def load_encoder(
     Args:
         model, precision, threads, device: of the encoder.
         prompts: those given (`prompts_of`).
-        before: the encoder of an index that is encoded again; one of the same model keeps its prompts.
+        before: of an index that is encoded again; the same model keeps its prompts and dimensions.
         options: further ones of `Encoder`.
     """
     from .. import Encoder
@@ -317,8 +317,11 @@ def load_encoder(
         encoder = Encoder(model, device=device, precision=precision, threads=threads, **options)
     except (ValueError, FileNotFoundError) as error:
         raise CommandError(EXIT_USAGE, f"the model cannot be loaded: {error}") from error
-    if before is not None and before.fingerprint == encoder.fingerprint:
-        encoder.prompts = {**encoder.prompts, **before.prompts, **prompts}
+    if before is not None and before.encoder.fingerprint == encoder.fingerprint:
+        from ..index.encoder import like_own  # embedkit-model does not load the index package
+
+        like_own(encoder, before)
+        encoder.prompts.update(prompts)
     read: dict[str, str | None] = {task: prompt_of(encoder, task) for task in TASKS}
     warn_of_prompts(encoder.describe()["model"], read, prompts)
     return encoder

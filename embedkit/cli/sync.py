@@ -173,7 +173,7 @@ def _reembed(arguments: argparse.Namespace) -> int:
             max_length=built.max_length if length is None else length,
             on_overflow=overflow or ("error" if built.refuses_long else built.on_overflow),
             prompts=prompts_of(arguments.query_prompt, arguments.document_prompt),
-            before=built.encoder,
+            before=built,
         )
         before = index.info()["model"]
         written = index.reembed(

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any, Literal, cast
+from zoneinfo import ZoneInfoNotFoundError
 
 from .errors import InputError, OnError, reject
 from .whole import import_reader, not_utf8
@@ -58,10 +59,8 @@ _PACKED_AS = ("gz", "zst")
 _ALSO = {"text": "", "ndjson": "jsonl", "htm": "html", "markdown": "md"}  # "text" is no file name's ending
 _NEVER_PACKED = ("parquet", "pdf", "docx")
 _BOM = "\ufeff"
-_NO_VALUE = (
-    OverflowError,
-    ValueError,
-)  # of a date beyond Python's, an unknown time zone, text that is not UTF-8
+# of a date beyond Python's, an unknown time zone (with older versions of pyarrow a KeyError), text that is not UTF-8
+_NO_VALUE = (OverflowError, ValueError, ZoneInfoNotFoundError)
 _NEEDS_PYARROW = "which is not installed: pip install 'embedkit[parquet]'"
 
 

@@ -10,12 +10,15 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..files import expanded
 from ..model_folder.folder import BUILTIN, FORMER_BUILTIN
 from .errors import ModelMismatchError
 from .storage.manifest import EncoderEntry, Manifest
+
+if TYPE_CHECKING:
+    from ..encoder import Encoder
 
 __all__ = [
     "LazyEncoder",
@@ -23,6 +26,7 @@ __all__ = [
     "check_encoder",
     "check_reading",
     "describe_encoder",
+    "like_own",
     "load_encoder",
     "opened",
     "own_max_length",
@@ -89,7 +93,8 @@ def opened(
 ) -> TextEncoder:
     """``encoder``, or the one of a path or name; ``None`` is the built-in model.
 
-    One that is loaded here reads long texts as that of the index ``like`` does, or refuses them as its build did.
+    One that is loaded here reads long texts as that of the index ``like`` does, or refuses them as its build did; of
+    the same model, it also has the prompts and dimensions of that.
     """
     if encoder is not None and not isinstance(encoder, (str, os.PathLike)):
         return encoder
@@ -98,7 +103,18 @@ def opened(
     options = {} if like is None else _lengths(like)
     if like is not None and like.refuses_long:
         options["on_overflow"] = "error"
-    return Encoder(encoder, threads=threads, **options)
+    loaded = Encoder(encoder, threads=threads, **options)
+    if like is not None and like.encoder.fingerprint == loaded.fingerprint:
+        like_own(loaded, like)
+    return loaded
+
+
+def like_own(encoder: Encoder, manifest: Manifest) -> None:
+    """Set the prompts and dimensions that the index's own encoder had."""
+    encoder.prompts = {**encoder.prompts, **manifest.encoder.prompts}
+    dimension = encoder.get_embedding_dimension()
+    if dimension != manifest.dimension <= encoder._engine.folder.dimension:  # with more, it is another model
+        encoder.truncate_dim = manifest.dimension
 
 
 def _lengths(manifest: Manifest) -> dict[str, Any]:
@@ -169,10 +185,7 @@ def load_encoder(
     known = ("fp32", "int8") if device == "cpu" else ("fp32", "fp16", "bf16", "fp8")
     precision = entry.precision if entry.precision in known else "auto"
     encoder = Encoder(model, device=device, precision=precision, threads=threads, **_lengths(manifest))
-    encoder.prompts = {**encoder.prompts, **entry.prompts}
-    dimension = encoder.get_embedding_dimension()
-    if dimension != manifest.dimension <= encoder._engine.folder.dimension:  # with more, it is another model
-        encoder.truncate_dim = manifest.dimension
+    like_own(encoder, manifest)
     return encoder
 
 

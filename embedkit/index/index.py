@@ -324,7 +324,8 @@ class Index(Searcher):
 
         Args:
             encoder: computes the vectors; a path or name: that model, ``None``: the built-in one. Such a model reads
-                long texts as the one before did (``max_length``, ``on_overflow``).
+                long texts as the one before did (``max_length``, ``on_overflow``); if it is the index's own, it also
+                keeps its prompts and dimensions (``truncate_dim``).
             restart, max_memory, progress: as for `build`.
 
         Raises:

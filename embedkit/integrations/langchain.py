@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 import uuid
@@ -29,12 +30,15 @@ from ..encoder import Encoder
 from ..files import expanded
 from ..index import BuildSettings, Index, IndexNotFoundError, InputError, ResumeError
 from ..index.search.hits import split_fields
+from ..index.search.prepared import check_hybrid
+from ..index.search.queries import query_rows
 from ..index.storage.document_store import StoredDocument
 from ..index.storage.factory import check_factory
 from ..index.storage.faiss_index import AUTOMATIC
 from ..index.storage.filters import Where, condition_of
 from ..index.storage.layout import CURRENT_FILE, JOURNAL_FILE
 from ..index.storage.manifest import Metric
+from ..index.storage.search_parameters import SearchParameters
 from ..index.storage.where import compile_where
 from .opening import encoder_of
 
@@ -397,12 +401,10 @@ class EmbedkitVectorStore(VectorStore):
         """`max_marginal_relevance_search` for a vector."""
         if kwargs.pop("hybrid", False):
             raise ValueError("maximal marginal relevance compares vectors alone; leave hybrid out")
-        index = self._opened()
-        if index is None or not len(index):
-            _check_search(fetch_k, filter)
-        if index is None:
-            return []
         query = _vector(embedding)
+        if (index := self._opened()) is None:
+            self._check_search(Index.search_vectors, query, fetch_k, filter, kwargs)
+            return []
         while True:  # rows are those of one generation
             generation = index.generation
             _, rows = index.search_vectors(query, fetch_k, where=_where(filter), **kwargs)
@@ -433,12 +435,29 @@ class EmbedkitVectorStore(VectorStore):
     def _search(
         self, query: str | npt.NDArray[np.float32], k: int, filter: Where | None, options: Mapping[str, Any]
     ) -> list[tuple[Document, float]]:
-        index = self._opened()
-        if index is None or not len(index):
-            _check_search(k, filter)
+        if (index := self._opened()) is None:
+            self._check_search(Index.search, query, k, filter, options)
             return []
         (hits,) = index.search(query, k, where=_where(filter), **{"hybrid": False, **options})
         return [(_document(hit.id, hit.text, hit.metadata), hit.score) for hit in hits]
+
+    def _check_search(
+        self,
+        method: Callable[..., Any],
+        query: str | npt.NDArray[np.float32],
+        k: int,
+        filter: Where | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        """Refuse without an index what ``method`` of any index refuses."""
+        inspect.signature(method).bind(self, query, k, where=filter, **options)  # raises for unknown names
+        check_positive("k", k)
+        SearchParameters.given(*map(options.get, ("nprobe", "ef", "rescore")))
+        check_hybrid(options.get("hybrid"))
+        if not isinstance(query, str):
+            query_rows(query, self._encoder_of_new.get_embedding_dimension())
+        if (where := _where(filter)) is not None:
+            compile_where(condition_of(where))
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
         index = self._opened()
@@ -474,13 +493,6 @@ def _vector(embedding: Sequence[float]) -> npt.NDArray[np.float32]:
 def _where(filter: Where | None) -> Where | None:
     """``filter`` for `Index.search`, which refuses an empty condition."""
     return None if isinstance(filter, Mapping) and not filter else filter
-
-
-def _check_search(k: int, filter: Where | None) -> None:
-    """Refuse without documents what `Index.search` refuses."""
-    check_positive("k", k)
-    if (where := _where(filter)) is not None:
-        compile_where(condition_of(where))
 
 
 def _refuse(method: str, options: Mapping[str, Any]) -> None:

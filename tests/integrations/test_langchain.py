@@ -398,10 +398,17 @@ def test_arguments_are_checked_before_the_first_document(store: EmbedkitVectorSt
             for condition in ("topic = (", {"year": {"$near": 3}}):
                 with pytest.raises(ValueError, match=r"topic|\$near"):
                     search("a", filter=condition)  # type: ignore[operator]
-    with pytest.raises(TypeError, match="nonsense"):
-        store.max_marginal_relevance_search("a", nonsense=1)
-    with pytest.raises(ValueError, match="3"):
-        store.max_marginal_relevance_search_by_vector([1.0, 2.0, 3.0])
+            with pytest.raises(TypeError, match="nonsense"):
+                search("a", nonsense=1)  # type: ignore[operator]
+            with pytest.raises(TypeError, match="nprobe must be an integer"):
+                search("a", nprobe="many")  # type: ignore[operator]
+        assert one.similarity_search("a", hybrid=True) == []
+        with pytest.raises(ValueError, match=r"must be from 0 to 1, not 7"):
+            one.similarity_search("a", hybrid=7)
+        for search in (one.similarity_search_by_vector, one.max_marginal_relevance_search_by_vector):
+            with pytest.raises(ValueError, match=r"have the shape \(3,\)"):
+                search([1.0, 2.0, 3.0])  # type: ignore[operator]
+            assert search(one.embeddings.embed_query("a")) == []  # type: ignore[operator]
 
 
 def test_a_search_does_not_wait_for_an_addition(tmp_path: Path) -> None:

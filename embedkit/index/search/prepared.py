@@ -13,7 +13,7 @@ from ..storage.generation import Chosen, Generation
 from ..storage.search_parameters import SearchParameters
 from .hybrid import DEPTH, WORDS_WEIGHT, Parts, check_weight, fuse
 
-__all__ = ["Found", "Hybrid", "PreparedSearch", "prepare", "without_numpy"]
+__all__ = ["Found", "Hybrid", "PreparedSearch", "check_hybrid", "prepare"]
 
 Hybrid = bool | float | None
 """Whether to search for words, too: ``None``: if the index has them; a number: the weight of the words, 0 to 1."""
@@ -114,18 +114,23 @@ def prepare(
     )
 
 
-def without_numpy(hybrid: Hybrid) -> Hybrid:
-    """``hybrid``; a bool of numpy, which would be taken for the weight 0 or 1, as one of Python."""
-    return bool(hybrid) if isinstance(hybrid, np.bool_) else hybrid
+def check_hybrid(hybrid: Hybrid) -> Hybrid:
+    """``hybrid``; a bool of numpy, which would be taken for the weight 0 or 1, as one of Python.
+
+    Raises:
+        ValueError, TypeError: as `check_weight`, if it is one.
+    """
+    if isinstance(hybrid, np.bool_):
+        return bool(hybrid)
+    return hybrid if hybrid is None or isinstance(hybrid, bool) else check_weight(hybrid)
 
 
 def _words_weight(generation: Generation, hybrid: Hybrid) -> float | None:
-    hybrid = without_numpy(hybrid)
+    hybrid = check_hybrid(hybrid)
     if hybrid is None:
         return WORDS_WEIGHT if generation.searches_words else None
     if hybrid is False:
         return None
-    weight = WORDS_WEIGHT if hybrid is True else check_weight(hybrid)
     if not generation.has_words:
         old = "were made by an earlier embedkit" if generation.has_old_words else "this index lacks"
         raise ValueError(
@@ -136,4 +141,4 @@ def _words_weight(generation: Generation, hybrid: Hybrid) -> float | None:
             "hybrid search needs the words of the texts, and those of this index hold none; search it without --hybrid "
             "and --words-weight (hybrid=None)"
         )
-    return weight
+    return WORDS_WEIGHT if hybrid is True else hybrid

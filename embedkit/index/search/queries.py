@@ -13,7 +13,7 @@ from ...inputs import check_collection
 from ..storage.faiss_index import Float32Array
 from ..storage.manifest import Manifest
 
-__all__ = ["Queries", "are_vectors", "query_texts", "query_vectors"]
+__all__ = ["Queries", "are_vectors", "query_rows", "query_texts", "query_vectors"]
 
 _LEAST_SQUARE, _MOST_SQUARE = 1e-30, 1e36
 _TINY = 1e-38
@@ -53,19 +53,29 @@ def query_texts(queries: Queries) -> list[str]:
     return texts
 
 
+def query_rows(vectors: npt.NDArray[np.floating[Any]], dimension: int) -> Float32Array:
+    """Query vectors as float32 (n, dimension).
+
+    Raises:
+        ValueError: the shape is not (n, dimension) or (dimension,).
+    """
+    array = np.ascontiguousarray(vectors, np.float32)
+    if array.ndim == 1:
+        array = array[None]
+    if array.ndim != 2 or array.shape[1] != dimension:
+        raise ValueError(
+            f"query vectors have the shape {np.shape(vectors)}, the index needs (n, {dimension})"
+        )
+    return array
+
+
 def query_vectors(vectors: npt.NDArray[np.floating[Any]], manifest: Manifest) -> Float32Array:
     """Query vectors as float32 (n, dimension), normalized if the metric is cosine.
 
     Raises:
         ValueError: the shape is not (n, dimension) or (dimension,), or a vector holds NaN or infinity.
     """
-    array = np.ascontiguousarray(vectors, np.float32)
-    if array.ndim == 1:
-        array = array[None]
-    if array.ndim != 2 or array.shape[1] != manifest.dimension:
-        raise ValueError(
-            f"query vectors have the shape {np.shape(vectors)}, the index needs (n, {manifest.dimension})"
-        )
+    array = query_rows(vectors, manifest.dimension)
     if len(array) == 1:  # spares a single query the overhead of six array operations
         with np.errstate(over="ignore"):  # a square beyond float32 is computed again below
             square = float(array[0].dot(array[0]))

@@ -29,7 +29,7 @@ from .device import gpu_number
 from .grouping import best_of_documents
 from .hits import Hit, to_hits
 from .pipeline import SearchStats, overlapped
-from .prepared import Found, Hybrid, PreparedSearch, prepare, without_numpy
+from .prepared import Found, Hybrid, PreparedSearch, check_hybrid, prepare
 from .queries import Queries, are_vectors, query_texts, query_vectors
 
 __all__ = ["PathLike", "Searcher", "encoded"]
@@ -217,7 +217,7 @@ class Searcher:
         generation, encoder = self._open_live()
         texts = None if are_vectors(queries) else query_texts(queries)
         if texts is None:
-            if hybrid is not None and without_numpy(hybrid) is not False:
+            if hybrid is not None and check_hybrid(hybrid) is not False:
                 raise ValueError("a hybrid search needs texts, but the queries are vectors")
             hybrid = False
         search = prepare(

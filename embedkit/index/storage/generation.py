@@ -27,7 +27,7 @@ from .manifest import Manifest
 from .raw import MISSING, best
 from .search_parameters import SearchParameters
 from .segment import Segment
-from .where import fields_of, names_time
+from .where import compile_where, fields_of, names_time
 from .words import Postings, attainable, common_from, weight_of
 
 __all__ = ["Asked", "Chosen", "Generation", "open_generation"]
@@ -192,8 +192,10 @@ class Generation:
                 self._chosen.move_to_end(where)
                 return known
         chosen = []
+        passages = self.manifest.passages is not None
+        if not self.segments:
+            compile_where(where, passages=passages)  # raises
         for segment in self.segments:
-            passages = self.manifest.passages is not None
             flags = segment.documents.select(where, passages=passages, limited=limited)
             bits = np.packbits(flags, bitorder="little")
             living = segment.living()

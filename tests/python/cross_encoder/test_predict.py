@@ -419,8 +419,10 @@ def test_the_encoder_still_has_one_token_type(make_cross_encoder: Make) -> None:
 
 
 def test_tensors_without_torch(make_cross_encoder: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are refused before the pairs are scored."""
     model = CrossEncoder(make_cross_encoder("bert", 1))
     monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(CrossEncoder, "_scores", None)
     for options in ({"convert_to_tensor": True}, {"convert_to_numpy": False}):
         with pytest.raises(ImportError, match="torch tensors were requested: pip install torch"):
             model.predict(PAIRS, **options)  # type: ignore[call-overload]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -363,7 +364,9 @@ def test_closed_encoder(make_model: Make) -> None:
 
 
 def test_missing_torch_has_a_remedy(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told before the texts are encoded."""
     monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(Encoder, "_encode_all", None)
     with pytest.raises(ImportError, match="pip install torch, or leave convert_to_numpy=True"):
         encoder.encode("a", convert_to_tensor=True)
 
@@ -377,6 +380,17 @@ def test_progress_bar_only_on_a_terminal(
         encoder.encode(["a"] * 10)
     captured = capfd.readouterr()
     assert captured.out == "" and captured.err == ""
+
+
+def test_progress_bar_in_a_notebook(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its stderr is no terminal."""
+    stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
+    monkeypatch.setattr(sys, "stderr", stream)
+    for show in (None, False):
+        encoder.encode(["a", "b"], show_progress_bar=show)
+    assert stream.getvalue() == ""
+    encoder.encode(["a", "b"], show_progress_bar=True)
+    assert "2/2" in stream.getvalue()
 
 
 def test_progress_bar_counts_texts(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:

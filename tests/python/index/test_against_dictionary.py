@@ -21,6 +21,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from faiss_kinds import needs_rabitq
 from fake_encoder import FakeEncoder
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
@@ -51,8 +52,8 @@ FACTORIES = [
     "RR16,IVF4,PQ8x4fsr,RFlat",
     "RR16,IVF4,PQ8x4fsr,Refine(SQ8)",
     "IVF4,PQ8x4fs",
-    "IVF4,RaBitQ",
-    "IVF4,RaBitQ,RFlat",
+    pytest.param("IVF4,RaBitQ", marks=needs_rabitq),
+    pytest.param("IVF4,RaBitQ,RFlat", marks=needs_rabitq),
     "PQ8x4fs",
 ]
 IDS = st.integers(0, ROWS + 100).map(lambda number: f"id-{number}")

@@ -9,6 +9,7 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pytest
+from faiss_kinds import needs_lists_of_quantizers
 from fake_encoder import FakeEncoder
 
 from embedkit.documents.readers import Corpus
@@ -106,7 +107,16 @@ def test_a_faiss_file_is_imported_and_exported(tmp_path: Path, encoder: FakeEnco
         assert len(index) == 400
 
 
-@pytest.mark.parametrize("factory", ["RQ4x4", "LSQ4x4", "NSG16", "IVF4,RQ4x4", "RR32,PRQ2x2x4"])
+@pytest.mark.parametrize(
+    "factory",
+    [
+        "RQ4x4",
+        "LSQ4x4",
+        "NSG16",
+        pytest.param("IVF4,RQ4x4", marks=needs_lists_of_quantizers),
+        "RR32,PRQ2x2x4",
+    ],
+)
 def test_imported_kinds_that_cannot_leave_out_rows_are_searched_after_a_deletion(
     tmp_path: Path, encoder: FakeEncoder, factory: str
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from faiss_kinds import needs_rabitq
 from fake_encoder import FakeEncoder
 
 from embedkit.cli.main import main
@@ -64,10 +65,10 @@ def test_an_add_that_fails_is_called_so(here: Path, capsys: pytest.CaptureFixtur
 
 
 FACTORIES = """PQ8x4 IVF10,Flat IVF10,PQ8x4 IVF300,PQ8x4fs OPQ8,PQ8x4 PCA8,Flat PCAR4,IVF2,Flat IVF12_HNSW4,SQ4
-PQ8x2 PQ8x4,RFlat IVF5,RaBitQ""".split()  # noqa: SIM905
+PQ8x2 PQ8x4,RFlat""".split()  # noqa: SIM905
 
 
-@pytest.mark.parametrize("factory", FACTORIES)
+@pytest.mark.parametrize("factory", [*FACTORIES, pytest.param("IVF5,RaBitQ", marks=needs_rabitq)])
 def test_the_least_number_of_vectors_is_that_of_faiss(factory: str) -> None:
     def trains(rows: int) -> bool:
         index = create_index(factory, 16)

@@ -175,6 +175,27 @@ def test_another_model_has_its_own_prompts(make_model: Callable[..., Path], tmp_
         assert (index.info()["query_prompt"], index.info()["document_prompt"]) == ("", "")
 
 
+def test_the_same_model_keeps_prompts_and_dimensions(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    path, folder = str(tmp_path / "index"), str(make_model())
+
+    def read() -> list[Any]:
+        info = index.info()
+        return [info[name] for name in ("query_prompt", "document_prompt", "dimension")]
+
+    with Index.build(path, [Document(TEXT, "a")], Encoder(folder, prompts=PROMPTS, truncate_dim=8)) as index:
+        index.reembed(folder)
+        assert read() == ["query: ", "passage: ", 8]
+        index.verify(sample=1)
+    assert main(["reembed", path, "--model", folder, "--query-prompt", "q: "]) == 0
+    with Index.open(path) as index:
+        assert read() == ["q: ", "passage: ", 8]
+        index.verify(sample=1)
+        index.reembed(Encoder(folder))
+        assert read() == ["", "", 32]
+        index.reembed(make_model(seed=1))
+        assert read() == ["", "", 32]
+
+
 @pytest.mark.parametrize("task", ["query", "document"])
 def test_a_prompt_that_is_no_unicode_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str

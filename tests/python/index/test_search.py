@@ -14,6 +14,7 @@ from typing import Any
 import faiss
 import numpy as np
 import pytest
+from faiss_kinds import needs_rabitq
 from fake_encoder import FakeEncoder
 
 from embedkit.index import Document, Index, ModelMismatchError, SearchStats
@@ -157,7 +158,9 @@ def test_scores_of_fewer_columns_are_cosines_of_vectors_with_a_common_mean(
 
 
 @pytest.mark.parametrize("kept", ["fp32", "int8"])
-@pytest.mark.parametrize("factory", ["IVF16,PQ12x4fs", "SQ4", "IVF16,RaBitQ"])
+@pytest.mark.parametrize(
+    "factory", ["IVF16,PQ12x4fs", "SQ4", pytest.param("IVF16,RaBitQ", marks=needs_rabitq)]
+)
 def test_rescoring_gives_the_scores_of_the_vectors(tmp_path: Path, kept: str, factory: str) -> None:
     vectors, documents = corpus()
     encoder = FakeEncoder(truncate_dim=24)
@@ -208,7 +211,7 @@ def test_a_filter_that_leaves_few_rows_of_one_segment_alone_gives_comparable_sco
     [
         (("SQ8", "PQ12x4fs"), None),
         (("SQ8", "PQ12x4fs"), "none"),
-        (("RaBitQ", "PQ4x4"), None),
+        pytest.param(("RaBitQ", "PQ4x4"), None, marks=needs_rabitq),
         (("PCA12,SQ8", "SQ8"), None),
         (("IVF8,PQ4x4", "PQ4x4"), None),
         (("IVF8,PQ4x4", "IVF4,PQ4x4"), None),

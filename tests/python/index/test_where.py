@@ -204,3 +204,11 @@ def test_long_conditions_are_compiled(index: Index) -> None:
     several = ", ".join(map(str, range(31, 5_000)))
     assert found(index, f"minutes in ({several})") == {"100"}
     assert found(index, " and ".join(["minutes > 30"] * 900)) == {"100"}
+
+
+def test_conditions_are_checked_where_no_document_is(tmp_path: Path) -> None:
+    with Index.build(tmp_path / "index", ["a text"], FakeEncoder()) as index:
+        index.delete(where="id is not null")
+        for where in ("minutes = (", {"minutes": {"$near": 3}}):
+            with pytest.raises(ValueError, match=r"condition|near"):
+                found(index, where)
