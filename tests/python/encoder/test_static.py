@@ -190,6 +190,13 @@ def test_static_convert_and_back(tokenizer: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(small.encode(TEXTS), wide.encode(TEXTS), atol=1e-6)
 
 
+def test_static_models_have_no_onnx(tokenizer: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    folder = write(tmp_path / "model", tokenizer, {"embedding.weight": table()})
+    with pytest.raises(ValueError, match="starts with a StaticEmbedding"):
+        Encoder(folder, backend="onnx")
+
+
 def test_static_describe_and_refusals(tokenizer: Path, tmp_path: Path) -> None:
     folder = write(tmp_path / "model", tokenizer, {"embedding.weight": table()})
     encoder = Encoder(folder)
@@ -197,8 +204,6 @@ def test_static_describe_and_refusals(tokenizer: Path, tmp_path: Path) -> None:
     assert encoder.tokenize(["the zzz"]) == {"input_ids": [[4, 1]]}
     with pytest.raises(ValueError, match="static model has no token embeddings"):
         encoder.encode(TEXTS, output_value="token_embeddings")
-    with pytest.raises(ValueError, match="starts with a StaticEmbedding"):
-        Encoder(folder, backend="onnx")
     short = Encoder(folder, max_length=2, on_overflow="error")
     with pytest.raises(ValueError, match="more than max_length 2"):
         short.encode(TEXTS)
