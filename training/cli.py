@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..cli.common import EXIT_FAILED, CommandError, Parser, run, show, show_result
+from ..cli.common import EXIT_FAILED, CommandError, Parser, given_path, run, show, show_result
 
 __all__ = ["main"]
 
@@ -150,11 +150,13 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="override a key of the recipe")
     parser.add_argument("--list", action="store_true", help="list the built-in recipes")
     parser.add_argument("--show", action="store_true", help="print the resolved recipe and stop")
-    parser.add_argument("-o", "--output", type=Path, help="folder of the run (default: runs/RECIPE-SEED)")
     parser.add_argument(
-        "--data", type=Path, help="folder of the recipe's data files (default: EMBEDKIT_DATA)"
+        "-o", "--output", type=given_path, help="folder of the run (default: runs/RECIPE-SEED)"
     )
-    parser.add_argument("--cache", type=Path, help="folder for teachers' outputs, which runs can share")
+    parser.add_argument(
+        "--data", type=given_path, help="folder of the recipe's data files (default: EMBEDKIT_DATA)"
+    )
+    parser.add_argument("--cache", type=given_path, help="folder for teachers' outputs, which runs can share")
     parser.add_argument(
         "--report-to", action="append", default=[], metavar="NAME", help="wandb, mlflow, ...: may be repeated"
     )

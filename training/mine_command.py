@@ -10,6 +10,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from ..cli.common import given_path
+
 __all__ = ["add_arguments", "run"]
 
 _FORMATS = (".tsv", ".jsonl")
@@ -17,12 +19,12 @@ _FORMATS = (".tsv", ".jsonl")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    parser.add_argument("pairs", type=Path, help="tsv, csv or jsonl, plain or .gz, or parquet")
-    parser.add_argument("output", type=Path, help="file to write: .tsv or .jsonl")
+    parser.add_argument("pairs", type=given_path, help="tsv, csv or jsonl, plain or .gz, or parquet")
+    parser.add_argument("output", type=given_path, help="file to write: .tsv or .jsonl")
     parser.add_argument("--model", help="encoder that finds the negatives (default: the built-in model)")
     parser.add_argument("--anchor", default="anchor", help="column of the anchors (default: anchor)")
     parser.add_argument("--positive", default="positive", help="column of the positives (default: positive)")
-    parser.add_argument("--corpus", type=Path, help="file of further texts that may be negatives")
+    parser.add_argument("--corpus", type=given_path, help="file of further texts that may be negatives")
     parser.add_argument("--corpus-column", default="text", help="its column (default: text)")
     parser.add_argument(
         "--skip-blank", action="store_true", help="leave out pairs with a blank text, which stop it otherwise"

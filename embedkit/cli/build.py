@@ -31,7 +31,9 @@ from .common import (
     add_threads,
     complain,
     duration,
+    given,
     in_time,
+    index_folder,
     load_encoder,
     load_index_encoder,
     plural,
@@ -80,7 +82,7 @@ def add_commands(commands: Any) -> None:
     build.set_defaults(run=_build, more="inputs")
     _add_inputs(build)
     build.add_argument(
-        "-o", "--output", required=True, metavar="INDEX", type=os.path.expanduser, help="folder to write to"
+        "-o", "--output", required=True, metavar="INDEX", type=index_folder, help="folder to write to"
     )
     build.add_argument("--overwrite", action="store_true", help="replace an existing index")
     build.add_argument("--model", metavar="M", help="model folder or Hub id (default: the built-in model)")
@@ -140,7 +142,7 @@ def add_commands(commands: Any) -> None:
     ):
         command = commands.add_parser(name, help=text, description=description)
         command.set_defaults(run=_add, more="inputs", change=name)
-        command.add_argument("index", metavar="INDEX", type=os.path.expanduser, help="index folder")
+        command.add_argument("index", metavar="INDEX", type=index_folder, help="index folder")
         _add_inputs(command)
         add_index_model(command)
 
@@ -149,6 +151,7 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "inputs",
         nargs="+",
+        type=given,
         metavar="INPUT",
         help=".txt, .md, .html, .json, .jsonl, .csv or .tsv, optionally .gz or .zst; .parquet, .pdf, .docx; a folder "
         "or a pattern of such files; - for standard input",
@@ -157,10 +160,15 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
         "--format", choices=FORMATS, help="format of all inputs (default: by file name; txt for -)"
     )
     command.add_argument(
-        "--text-field", default="text", metavar="F", help="field or column to index (default: text)"
+        "--text-field",
+        type=given,
+        default="text",
+        metavar="F",
+        help="field or column to index (default: text)",
     )
     command.add_argument(
         "--id-field",
+        type=given,
         metavar="F",
         help="field or column of ids (default: id if a record has one, else file:line; of a file that is one text, "
         "its name)",
@@ -182,6 +190,7 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--root",
+        type=given,
         metavar="FOLDER",
         help="folder that file names in ids are relative to (default: the folder given, or the one that all inputs "
         "share; then that of the index)",
@@ -193,7 +202,9 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
         "standard input)",
     )
     command.add_argument("--vector-field", metavar="F", help="field or column of precomputed vectors")
-    command.add_argument("--vectors", metavar="FILE.npy", help="precomputed vectors, one per document")
+    command.add_argument(
+        "--vectors", type=given, metavar="FILE.npy", help="precomputed vectors, one per document"
+    )
     command.add_argument(
         "--on-error",
         choices=("stop", "skip"),

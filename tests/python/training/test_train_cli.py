@@ -190,6 +190,22 @@ def test_errors_are_one_line(
     assert shown.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["sbert", "-o", ""],
+        ["mine", "pairs.tsv", ""],
+        ["distill", "--teacher", "a", "--texts", "b", "-o", ""],
+        ["distill-static", "a", "-o", ""],
+    ],
+)
+def test_an_empty_output_is_not_the_current_folder(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    assert "output: it is empty; give a value, or leave it out" in capsys.readouterr().err
+
+
 def test_nothing_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     assert "give a recipe, or --list" in capsys.readouterr().err
