@@ -46,6 +46,7 @@ from .outcome import (
     Skipped,
     build_settings,
     check_choice,
+    check_txt,
     counted,
     explained,
     show_choice,
@@ -230,6 +231,7 @@ class _Input:
 
     def __init__(self, arguments: argparse.Namespace, base: Manifest | None = None) -> None:
         """``base``: the index that the documents are added to."""
+        check_txt(arguments.txt, arguments.format)
         self._skipped = Skipped(arguments.on_error)
         self.on_error = self._skipped.on_error
         self._arguments = arguments

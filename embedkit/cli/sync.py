@@ -28,7 +28,7 @@ from .common import (
     prompts_of,
     show,
 )
-from .outcome import Skipped, explained
+from .outcome import Skipped, check_txt, explained
 from .terminal import ProgressBar, printable
 
 __all__ = ["add_commands"]
@@ -133,6 +133,7 @@ def _sync(arguments: argparse.Namespace) -> int:
                 str(arguments.index),
                 f"was built with {built.alone}, which sync cannot follow: build it again with --overwrite",
             )
+        check_txt(arguments.txt, built.format)
         load_index_encoder(index)
         done = sync(
             index,

@@ -235,6 +235,8 @@ def test_skipped_lines_are_reported_and_counted(capsys: pytest.CaptureFixture[st
         (["build", "a.txt", "-o", "new", "--root", ""], "argument --root: it is empty"),
         (["build", "a.txt", "-o", "new", "--id-field", ""], "argument --id-field: it is empty"),
         (["build", "a.txt", "-o", "new", "--vectors", ""], "argument --vectors: it is empty"),
+        (["build", "a.txt", "-o", "new", "--format", "text", "--txt", "lines"], "--txt is of .txt files"),
+        (["add", "index", "a.txt", "--format", "jsonl", "--txt", "whole"], "--txt is of .txt files"),
         (["add", "", "a.txt"], "argument INDEX: it is empty"),
         (["query", "index", "--file", ""], "argument --file: it is empty"),
         (["delete", "index", "--ids-file", ""], "argument --ids-file: it is empty"),
