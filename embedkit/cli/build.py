@@ -24,6 +24,8 @@ from ..index.storage.manifest import METRICS, ReadingEntry
 from . import ray_engine
 from .common import (
     EXIT_OK,
+    EXIT_USAGE,
+    CommandError,
     add_index_model,
     add_language,
     add_max_memory,
@@ -232,6 +234,9 @@ class _Input:
     def __init__(self, arguments: argparse.Namespace, base: Manifest | None = None) -> None:
         """``base``: the index that the documents are added to."""
         check_txt(arguments.txt, arguments.format)
+        if arguments.root is not None and not os.path.isdir(arguments.root):
+            reason = "is not a folder" if os.path.exists(arguments.root) else "no such folder"
+            raise CommandError(EXIT_USAGE, f"--root {arguments.root}: {reason}")
         self._skipped = Skipped(arguments.on_error)
         self.on_error = self._skipped.on_error
         self._arguments = arguments
