@@ -206,9 +206,24 @@ def test_an_empty_output_is_not_the_current_folder(
     assert "output: it is empty; give a value, or leave it out" in capsys.readouterr().err
 
 
-def test_nothing_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([]) == 2
-    assert "give a recipe, or --list" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give a recipe, or --list"),
+        (["--list", "sbert"], "--list is of all recipes; to see sbert: embedkit-train sbert --show"),
+        (["sbert", "--show", "--private"], "--private is of the repository that --push-to-hub names"),
+        (["sbert", "--margin", "1"], "unrecognized arguments: --margin"),
+        (
+            ["-q", "mine", "p.tsv", "o.tsv", "--margin", "1"],
+            "put mine before the options: embedkit-train mine",
+        ),
+    ],
+)
+def test_options_that_do_not_go_together(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
