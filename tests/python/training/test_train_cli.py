@@ -335,6 +335,15 @@ def test_a_truncate_dim_that_is_left_out_is_told(
     assert "truncate_dim; " not in capsys.readouterr().err
 
 
+def test_an_output_that_is_a_file_is_refused(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    for command in ([str(recipe)], ["distill", "--teacher", "a", "--texts", "b"]):
+        assert cli.main([*command, "-o", str(tmp_path / "file")]) == 2
+        assert capsys.readouterr().err.endswith("file: exists and is not a folder; name a new one\n")
+
+
 def test_options_of_distill_that_do_not_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     given = ["distill", "--teacher", "a", "--texts", "b", "-o", str(tmp_path / "o")]
     assert cli.main([*given, "--student", "c", "--layers", "2"]) == 2
