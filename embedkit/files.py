@@ -87,8 +87,11 @@ def write_atomically(
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
+            # of a write, which knows only an open file
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from None
         raise
     fsync(path.parent)
 

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..cli.common import EXIT_FAILED, CommandError, Parser, run, show, show_result
+from ..cli.common import EXIT_FAILED, CommandError, Parser, given_path, run, show, show_result
 
 __all__ = ["main"]
 
@@ -150,18 +150,28 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="override a key of the recipe")
     parser.add_argument("--list", action="store_true", help="list the built-in recipes")
     parser.add_argument("--show", action="store_true", help="print the resolved recipe and stop")
-    parser.add_argument("-o", "--output", type=Path, help="folder of the run (default: runs/RECIPE-SEED)")
     parser.add_argument(
-        "--data", type=Path, help="folder of the recipe's data files (default: EMBEDKIT_DATA)"
+        "-o", "--output", type=given_path, help="folder of the run (default: runs/RECIPE-SEED)"
     )
-    parser.add_argument("--cache", type=Path, help="folder for teachers' outputs, which runs can share")
+    parser.add_argument(
+        "--data", type=given_path, help="folder of the recipe's data files (default: EMBEDKIT_DATA)"
+    )
+    parser.add_argument("--cache", type=given_path, help="folder for teachers' outputs, which runs can share")
     parser.add_argument(
         "--report-to", action="append", default=[], metavar="NAME", help="wandb, mlflow, ...: may be repeated"
     )
     parser.add_argument("--push-to-hub", metavar="USER/NAME", help="upload the finished model to the Hub")
     parser.add_argument("--private", action="store_true", help="as a private repository")
     parser.add_argument("-q", "--quiet", action="store_true", help="only warnings and errors")
-    options = parser.parse_intermixed_args(arguments)
+    options, unknown = parser.parse_known_intermixed_args(arguments)
+    if options.recipe in _COMMANDS:  # whose options may be the unknown ones
+        parser.error(f"put {options.recipe} before the options: embedkit-train {options.recipe} ...")
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if options.list and options.recipe is not None:
+        parser.error(
+            f"--list is of all recipes; to see {options.recipe}: embedkit-train {options.recipe} --show"
+        )
     if not options.list and options.recipe is None:
         parser.error("give a recipe, or --list")
     return options
@@ -184,17 +194,17 @@ def _train(options: argparse.Namespace) -> int:
 
     recipe = load_recipe(find_recipe(options.recipe), options.overrides)
     shown = yaml.safe_dump(recipe.resolved(), sort_keys=False, allow_unicode=True)
-    if options.show:
-        show_result(shown.removesuffix("\n"))
-        return 0
-    _log_to_stderr(quiet=options.quiet or os.environ.get("RANK", "0") != "0")  # one process logs
-    logging.getLogger("embedkit").info("recipe %s:\n%s", recipe.name, shown)
     if options.private and not options.push_to_hub:
         raise ValueError("--private is of the repository that --push-to-hub names")
     if options.push_to_hub:
         from .hub import check_repository
 
         check_repository(options.push_to_hub)
+    if options.show:
+        show_result(shown.removesuffix("\n"))
+        return 0
+    _log_to_stderr(quiet=options.quiet or os.environ.get("RANK", "0") != "0")  # one process logs
+    logging.getLogger("embedkit").info("recipe %s:\n%s", recipe.name, shown)
     from .trainer import train
 
     output = options.output or Path("runs") / f"{recipe.name}-{recipe.training.seed}"

@@ -10,6 +10,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from ..cli.common import given_path
+
 __all__ = ["add_arguments", "run"]
 
 _FORMATS = (".tsv", ".jsonl")
@@ -17,13 +19,13 @@ _FORMATS = (".tsv", ".jsonl")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
-    parser.add_argument("pairs", type=Path, help="tsv, csv or jsonl, plain or .gz, or parquet")
-    parser.add_argument("output", type=Path, help="file to write: .tsv or .jsonl")
+    parser.add_argument("pairs", type=given_path, help="tsv, csv or jsonl, plain or .gz, or parquet")
+    parser.add_argument("output", type=given_path, help="file to write: .tsv or .jsonl")
     parser.add_argument("--model", help="encoder that finds the negatives (default: the built-in model)")
     parser.add_argument("--anchor", default="anchor", help="column of the anchors (default: anchor)")
     parser.add_argument("--positive", default="positive", help="column of the positives (default: positive)")
-    parser.add_argument("--corpus", type=Path, help="file of further texts that may be negatives")
-    parser.add_argument("--corpus-column", default="text", help="its column (default: text)")
+    parser.add_argument("--corpus", type=given_path, help="file of further texts that may be negatives")
+    parser.add_argument("--corpus-column", help="its column (default: text)")
     parser.add_argument(
         "--skip-blank", action="store_true", help="leave out pairs with a blank text, which stop it otherwise"
     )
@@ -40,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--random", action="store_true", help="draw the negatives instead of the nearest ones"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the draw (default: 0)")
+    parser.add_argument("--seed", type=int, help="of the draw (default: 0)")
     parser.add_argument("--triplets", action="store_true", help="write a row for each negative")
 
 
@@ -54,6 +56,12 @@ def run(options: argparse.Namespace) -> int:
     from .data.readers import read
     from .hard_negatives import MineOptions, mine_negatives
 
+    if options.anchor == options.positive:
+        raise ValueError(f"--anchor and --positive both name the column {options.anchor!r}; give two")
+    if options.corpus_column is not None and options.corpus is None:
+        raise ValueError("--corpus-column is of the file that --corpus names; give it, too")
+    if options.seed is not None and not options.random:
+        raise ValueError("--seed is of the draw of --random; give it, too")
     if options.output.suffix not in _FORMATS:
         raise ValueError(f"{options.output}: unknown kind of file; mine writes {' and '.join(_FORMATS)}")
     if not options.output.absolute().parent.is_dir():
@@ -77,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
         min_score=options.min_score,
         max_score=options.max_score,
         random=options.random,
-        seed=options.seed,
+        seed=options.seed or 0,
     )
     columns = {"anchor": options.anchor, "positive": options.positive}
     pairs_source = {"path": str(options.pairs), "columns": columns, "skip_blank": options.skip_blank}
@@ -86,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
     if options.corpus is not None:
         source = {
             "path": str(options.corpus),
-            "columns": {"text": options.corpus_column},
+            "columns": {"text": options.corpus_column or "text"},
             "skip_blank": True,
         }
         corpus = read(source, root=Path()).texts("text")

@@ -34,12 +34,16 @@ def alone(output: Path, last: str = "result.json") -> Iterator[None]:
     """Keep others from training in a folder whose run is not finished; the lock of a process that dies is released.
 
     Args:
-        output: the folder.
+        output: the folder, which is made if there is none.
         last: its file that a run writes last.
 
     Raises:
         BlockingIOError: a training is at work there.
+        FileExistsError: ``output`` is a file.
     """
+    if output.exists() and not output.is_dir():
+        raise FileExistsError(f"{output}: exists and is not a folder; name a new one")
+    output.mkdir(parents=True, exist_ok=True)
     if process_rank() != 0 or (output / last).is_file():
         yield
         return

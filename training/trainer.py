@@ -84,7 +84,6 @@ def train(
     check_launcher()
     check_reports(report_to)
     output = expanded(output).absolute()  # checkpoints refer to each other by path
-    output.mkdir(parents=True, exist_ok=True)
     with alone(output):
         return _train(
             recipe,

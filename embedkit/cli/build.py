@@ -24,6 +24,8 @@ from ..index.storage.manifest import METRICS, ReadingEntry
 from . import ray_engine
 from .common import (
     EXIT_OK,
+    EXIT_USAGE,
+    CommandError,
     add_index_model,
     add_language,
     add_max_memory,
@@ -31,7 +33,9 @@ from .common import (
     add_threads,
     complain,
     duration,
+    given,
     in_time,
+    index_folder,
     load_encoder,
     load_index_encoder,
     plural,
@@ -44,6 +48,7 @@ from .outcome import (
     Skipped,
     build_settings,
     check_choice,
+    check_txt,
     counted,
     explained,
     show_choice,
@@ -80,7 +85,7 @@ def add_commands(commands: Any) -> None:
     build.set_defaults(run=_build, more="inputs")
     _add_inputs(build)
     build.add_argument(
-        "-o", "--output", required=True, metavar="INDEX", type=os.path.expanduser, help="folder to write to"
+        "-o", "--output", required=True, metavar="INDEX", type=index_folder, help="folder to write to"
     )
     build.add_argument("--overwrite", action="store_true", help="replace an existing index")
     build.add_argument("--model", metavar="M", help="model folder or Hub id (default: the built-in model)")
@@ -140,7 +145,7 @@ def add_commands(commands: Any) -> None:
     ):
         command = commands.add_parser(name, help=text, description=description)
         command.set_defaults(run=_add, more="inputs", change=name)
-        command.add_argument("index", metavar="INDEX", type=os.path.expanduser, help="index folder")
+        command.add_argument("index", metavar="INDEX", type=index_folder, help="index folder")
         _add_inputs(command)
         add_index_model(command)
 
@@ -149,6 +154,7 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "inputs",
         nargs="+",
+        type=given,
         metavar="INPUT",
         help=".txt, .md, .html, .json, .jsonl, .csv or .tsv, optionally .gz or .zst; .parquet, .pdf, .docx; a folder "
         "or a pattern of such files; - for standard input",
@@ -157,10 +163,15 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
         "--format", choices=FORMATS, help="format of all inputs (default: by file name; txt for -)"
     )
     command.add_argument(
-        "--text-field", default="text", metavar="F", help="field or column to index (default: text)"
+        "--text-field",
+        type=given,
+        default="text",
+        metavar="F",
+        help="field or column to index (default: text)",
     )
     command.add_argument(
         "--id-field",
+        type=given,
         metavar="F",
         help="field or column of ids (default: id if a record has one, else file:line; of a file that is one text, "
         "its name)",
@@ -182,6 +193,7 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--root",
+        type=given,
         metavar="FOLDER",
         help="folder that file names in ids are relative to (default: the folder given, or the one that all inputs "
         "share; then that of the index)",
@@ -193,7 +205,9 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
         "standard input)",
     )
     command.add_argument("--vector-field", metavar="F", help="field or column of precomputed vectors")
-    command.add_argument("--vectors", metavar="FILE.npy", help="precomputed vectors, one per document")
+    command.add_argument(
+        "--vectors", type=given, metavar="FILE.npy", help="precomputed vectors, one per document"
+    )
     command.add_argument(
         "--on-error",
         choices=("stop", "skip"),
@@ -219,6 +233,10 @@ class _Input:
 
     def __init__(self, arguments: argparse.Namespace, base: Manifest | None = None) -> None:
         """``base``: the index that the documents are added to."""
+        check_txt(arguments.txt, arguments.format)
+        if arguments.root is not None and not os.path.isdir(arguments.root):
+            reason = "is not a folder" if os.path.exists(arguments.root) else "no such folder"
+            raise CommandError(EXIT_USAGE, f"--root {arguments.root}: {reason}")
         self._skipped = Skipped(arguments.on_error)
         self.on_error = self._skipped.on_error
         self._arguments = arguments

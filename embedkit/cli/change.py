@@ -23,6 +23,7 @@ from .common import (
     add_prompts,
     add_threads,
     complain,
+    given,
     integer,
     load_encoder,
     load_index_encoder,
@@ -45,7 +46,7 @@ def add_commands(commands: Any) -> None:
     _add_index(delete)
     delete.add_argument("ids", nargs="*", metavar="ID", help="id of a document")
     delete.add_argument(
-        "--ids-file", metavar="FILE", help="read ids from FILE, one per line; - is standard input"
+        "--ids-file", type=given, metavar="FILE", help="read ids from FILE, one per line; - is standard input"
     )
     delete.add_argument(
         "--where", metavar="CONDITION", help="delete all that match, e.g. \"lang = 'en' and year < 2010\""
@@ -83,8 +84,8 @@ def add_commands(commands: Any) -> None:
 
     merge = commands.add_parser("merge", help="merge indexes of the same model into a new one")
     merge.set_defaults(run=_merge, more="indexes")
-    merge.add_argument("indexes", nargs="+", metavar="INDEX", help="index folders")
-    merge.add_argument("-o", "--output", required=True, metavar="INDEX", help="folder to write")
+    merge.add_argument("indexes", nargs="+", metavar="INDEX", type=given, help="index folders")
+    merge.add_argument("-o", "--output", required=True, metavar="INDEX", type=given, help="folder to write")
 
     info = commands.add_parser("info", help="describe an index")
     info.set_defaults(run=_info)
@@ -94,15 +95,18 @@ def add_commands(commands: Any) -> None:
 
     take = commands.add_parser("import", help="build an index from a Faiss file")
     take.set_defaults(run=_import, more="documents")
-    take.add_argument("file", metavar="FILE.faiss", help="a Faiss index with the inner product metric")
+    take.add_argument(
+        "file", metavar="FILE.faiss", type=given, help="a Faiss index with the inner product metric"
+    )
     take.add_argument(
         "documents",
         nargs="*",
+        type=given,
         metavar="INPUT",
         help="files of texts, in the order of the vectors or with their ids (default: no texts); without ids, those in "
         "FILE.faiss.ids.jsonl are taken if export has written it",
     )
-    take.add_argument("-o", "--output", required=True, metavar="INDEX", help="folder to write")
+    take.add_argument("-o", "--output", required=True, metavar="INDEX", type=given, help="folder to write")
     take.add_argument("--model", metavar="MODEL", help="model of the vectors (default: the built-in model)")
     add_prompts(take)
     take.add_argument(
@@ -110,9 +114,15 @@ def add_commands(commands: Any) -> None:
     )
     take.add_argument("--metric", choices=METRICS, default="cosine", help="similarity (default: cosine)")
     take.add_argument(
-        "--text-field", default="text", metavar="FIELD", help="field or column of the text (default: text)"
+        "--text-field",
+        type=given,
+        default="text",
+        metavar="FIELD",
+        help="field or column of the text (default: text)",
     )
-    take.add_argument("--id-field", metavar="FIELD", help="field or column of the id (default: id)")
+    take.add_argument(
+        "--id-field", type=given, metavar="FIELD", help="field or column of the id (default: id)"
+    )
 
     export = commands.add_parser(
         "export",
@@ -122,6 +132,7 @@ def add_commands(commands: Any) -> None:
     _add_index(export)
     export.add_argument(
         "file",
+        type=given,
         metavar="FILE",
         help="file to write: .parquet (id, text, metadata, vector), or any other name for a Faiss index",
     )
@@ -130,7 +141,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _add_index(command: argparse.ArgumentParser) -> None:
-    command.add_argument("index", metavar="INDEX", help="index folder")
+    command.add_argument("index", metavar="INDEX", type=given, help="index folder")
 
 
 def _delete(arguments: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TextIO
 
 from ..arguments import check_threads
+from ..files import expanded
 from ..inputs import TextsWarning, check_unicode
 from .interrupts import EXIT_INTERRUPTED, exit_code, sigterm_like_ctrl_c
 from .terminal import printable
@@ -42,7 +43,10 @@ __all__ = [
     "byte_size",
     "complain",
     "duration",
+    "given",
+    "given_path",
     "in_time",
+    "index_folder",
     "integer",
     "load_encoder",
     "load_index_encoder",
@@ -193,6 +197,26 @@ def integer(check: Callable[[Any], int]) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return parse
+
+
+def given(text: str) -> str:
+    """A type for argparse: any text but an empty one, as of a variable of the shell that is not set."""
+    if not text:
+        raise argparse.ArgumentTypeError("it is empty; give a value, or leave it out")
+    return text
+
+
+def given_path(text: str) -> Path:
+    """A type for argparse: a path, in which ``~`` stands for a home folder."""
+    try:
+        return expanded(given(text))
+    except FileNotFoundError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def index_folder(text: str) -> str:
+    """A type for argparse: the folder of an index, in which ``~`` stands for a home folder."""
+    return os.path.expanduser(given(text))
 
 
 def byte_size(text: str) -> int:

@@ -34,6 +34,7 @@ from .common import (
     add_prompts,
     add_threads,
     complain,
+    given,
     integer,
     load_encoder,
     load_index_encoder,
@@ -72,10 +73,14 @@ def add_commands(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.set_defaults(run=_evaluate, more="inputs")
-    command.add_argument("inputs", nargs="+", metavar="INPUT", help="an index folder, or files of documents")
-    command.add_argument("--queries", metavar="FILE", help="queries with their ids")
-    command.add_argument("--qrels", metavar="FILE", help="judgments of these queries")
-    command.add_argument("--pairs", metavar="FILE", help="instead of both: queries with the id of an answer")
+    command.add_argument(
+        "inputs", nargs="+", metavar="INPUT", type=given, help="an index folder, or files of documents"
+    )
+    command.add_argument("--queries", type=given, metavar="FILE", help="queries with their ids")
+    command.add_argument("--qrels", type=given, metavar="FILE", help="judgments of these queries")
+    command.add_argument(
+        "--pairs", type=given, metavar="FILE", help="instead of both: queries with the id of an answer"
+    )
     command.add_argument(
         "--model",
         action="append",
@@ -106,11 +111,13 @@ def add_commands(commands: Any) -> None:
     )
     command.add_argument("--format", choices=FORMATS, help="format of the documents (default: by file name)")
     command.add_argument(
-        "--text-field", default=_TEXT_FIELD, metavar="F", help="field of the text (default: text)"
+        "--text-field", type=given, default=_TEXT_FIELD, metavar="F", help="field of the text (default: text)"
     )
-    command.add_argument("--id-field", metavar="F", help="field of the id (default: id)")
+    command.add_argument("--id-field", type=given, metavar="F", help="field of the id (default: id)")
     add_language(command, AUTO, "language of the texts, for the words of hybrid search (default: auto)")
-    command.add_argument("--plot", metavar="FILE", help="plot quality against time (.png, .svg or .pdf)")
+    command.add_argument(
+        "--plot", type=given, metavar="FILE", help="plot quality against time (.png, .svg or .pdf)"
+    )
     command.add_argument("--json", action="store_true", help="print one JSON object per line of the table")
     add_max_memory(command)
     add_threads(command)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from .. import __version__
 from ..index import IndexExistsError, IndexNotFoundError, ModelMismatchError
 from . import build, change, evaluate, picture, query, sync, tune
-from .common import FAILURES, Parser, run
+from .common import FAILURES, Parser, given, run
 
 __all__ = ["main"]
 
@@ -64,7 +64,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if rest and (more is None or any(word.startswith("-") and word != "-" for word in words)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if more is not None:
-        getattr(arguments, more).extend([*words, *rest[end + 1 :]])
+        try:
+            getattr(arguments, more).extend(map(given, [*words, *rest[end + 1 :]]))
+        except argparse.ArgumentTypeError as error:
+            parser.error(f"argument {more}: {error}")
     return arguments
 
 

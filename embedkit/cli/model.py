@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import __version__
-from ..files import expanded
-from .common import EXIT_OK, Parser, run, show
+from .common import EXIT_OK, Parser, given_path, run, show
 from .terminal import printable
 
 if TYPE_CHECKING:
@@ -61,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     convert.set_defaults(run=_convert)
     convert.add_argument("model", metavar="MODEL", help="model folder or Hub id")
-    convert.add_argument("output", metavar="OUT", type=_folder, help="folder to write; new or empty")
+    convert.add_argument("output", metavar="OUT", type=given_path, help="folder to write; new or empty")
     convert.add_argument(
         "--precision", choices=("fp32", "int8"), required=True, help="precision of the new folder"
     )
@@ -69,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     export = commands.add_parser("export", help="export a model for another runtime", description=_EXPORT)
     export.set_defaults(run=_export)
     export.add_argument("model", metavar="MODEL", help="model folder or Hub id")
-    export.add_argument("output", metavar="OUT", type=_folder, help="folder to write; new or empty")
+    export.add_argument("output", metavar="OUT", type=given_path, help="folder to write; new or empty")
     export.add_argument("--format", choices=("onnx",), required=True, help="format of the export")
     export.add_argument(
         "--precision",
@@ -81,13 +79,6 @@ def _parser() -> argparse.ArgumentParser:
     known = commands.add_parser("list", help="list the models known to work")
     known.set_defaults(run=_list)
     return parser
-
-
-def _folder(text: str) -> Path:
-    try:
-        return expanded(text)
-    except FileNotFoundError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _open(model: str) -> Encoder:

@@ -23,6 +23,7 @@ __all__ = [
     "Skipped",
     "build_settings",
     "check_choice",
+    "check_txt",
     "counted",
     "explained",
     "show_choice",
@@ -124,6 +125,12 @@ def check_choice(arguments: argparse.Namespace) -> None:
     if arguments.target_recall is None:
         raise CommandError(EXIT_USAGE, "--plot draws what --target-recall measures: it needs both options")
     check_plot(arguments.plot)
+
+
+def check_txt(txt: str | None, format: str | None) -> None:
+    """Refuse ``--txt`` with a ``--format`` that no file can be txt of."""
+    if txt is not None and format not in (None, "txt"):
+        raise CommandError(EXIT_USAGE, f"--txt is of .txt files: with --format {format} none is read as one")
 
 
 def show_choice(arguments: argparse.Namespace, info: dict[str, Any]) -> None:

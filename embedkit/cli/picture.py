@@ -14,7 +14,7 @@ from ..index.figure import FORMATS, check_file, check_plot
 from ..index.picture import make_picture, write_page, write_plot
 from ..index.picture.make import LAYOUTS
 from ..index.picture.plot import title_of
-from .common import EXIT_OK, EXIT_USAGE, CommandError, integer, show
+from .common import EXIT_OK, EXIT_USAGE, CommandError, given, integer, show
 from .terminal import printable
 
 __all__ = ["add_commands"]
@@ -28,9 +28,14 @@ def add_commands(commands: Any) -> None:
     """Add the command to the parser."""
     command = commands.add_parser("map", help="draw the documents as a picture", description=_DESCRIPTION)
     command.set_defaults(run=_map)
-    command.add_argument("index", metavar="INDEX", help="index folder")
+    command.add_argument("index", metavar="INDEX", type=given, help="index folder")
     command.add_argument(
-        "-o", "--output", required=True, metavar="FILE", help=f"file to write: .html, {', '.join(FORMATS)}"
+        "-o",
+        "--output",
+        required=True,
+        metavar="FILE",
+        type=given,
+        help=f"file to write: .html, {', '.join(FORMATS)}",
     )
     command.add_argument("--color", metavar="F", help="color by this field (default: by cluster)")
     command.add_argument(

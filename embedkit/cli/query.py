@@ -25,6 +25,7 @@ from .common import (
     add_index_model,
     add_threads,
     complain,
+    given,
     integer,
     load_index_encoder,
     open_reranker,
@@ -54,10 +55,10 @@ def add_commands(commands: Any) -> None:
     """Add the command to the parser."""
     query = commands.add_parser("query", help="find the documents closest to a text")
     query.set_defaults(run=_query, more="texts", remedies=_REMEDIES)
-    query.add_argument("index", metavar="INDEX", help="index folder")
+    query.add_argument("index", metavar="INDEX", type=given, help="index folder")
     query.add_argument("texts", nargs="*", metavar="TEXT", help="a query")
     query.add_argument(
-        "--file", metavar="FILE", help="read queries from FILE, one per line; - is standard input"
+        "--file", type=given, metavar="FILE", help="read queries from FILE, one per line; - is standard input"
     )
     _add_number(query, "-k", "documents per query (default: 10)", default=10)
     query.add_argument(

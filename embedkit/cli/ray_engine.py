@@ -16,6 +16,7 @@ from .common import (
     EXIT_USAGE,
     TASKS,
     CommandError,
+    given,
     in_time,
     integer,
     plural,
@@ -61,6 +62,7 @@ def add_options(command: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--shards",
+        type=given,
         metavar="URL",
         help="where to keep the vectors as parquet files: a folder that all machines share, or s3://… "
         "(default: INDEX.shards, until the index is complete)",

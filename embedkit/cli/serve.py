@@ -7,7 +7,6 @@ import contextlib
 import os
 import socket
 from collections.abc import Sequence
-from pathlib import Path
 
 from .. import __version__
 from ..arguments import CUDA_PRECISIONS, check_positive, check_threads
@@ -18,6 +17,8 @@ from .common import (
     add_prompts,
     byte_size,
     complain,
+    given,
+    given_path,
     integer,
     prompts_of_models,
     run,
@@ -72,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         "--model",
         action="append",
         default=[],
-        type=_given,
+        type=given,
         metavar="[NAME=]MODEL",
         help="model folder or Hub id, and the name that requests give; repeatable (default: the built-in model)",
     )
@@ -85,12 +86,12 @@ def _parser() -> argparse.ArgumentParser:
         "--rerank",
         action="append",
         default=[],
-        type=_given,
+        type=given,
         metavar="[NAME=]MODEL",
         help="cross-encoder; repeatable",
     )
     what.add_argument(
-        "--index", type=_given, metavar="INDEX", help="index folder, for /v1/search and the search page"
+        "--index", type=given, metavar="INDEX", help="index folder, for /v1/search and the search page"
     )
     what.add_argument(
         "--precision",
@@ -124,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     where = parser.add_argument_group("who may use it")
     where.add_argument(
-        "--host", type=_given, default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
+        "--host", type=given, default="127.0.0.1", help="address to listen on (default: 127.0.0.1)"
     )
     where.add_argument("--port", type=_port, default=8080, help="0 for any free one (default: 8080)")
     where.add_argument(
@@ -136,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     where.add_argument(
         "--api-key-file",
-        type=Path,
+        type=given_path,
         metavar="FILE",
         help="file with one key per line; unlike --api-key, not visible in process lists",
     )
@@ -214,12 +215,6 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _given(text: str) -> str:
-    if not text:  # as of a variable of the shell that is not set
-        raise argparse.ArgumentTypeError("it is empty; give a value, or leave the option out")
-    return text
-
-
 def _port(text: str) -> int:
     if not (text.isascii() and text.isdigit()) or int(text) > _LAST_PORT:
         raise argparse.ArgumentTypeError(f"invalid port: {text!r}; expected a number from 0 to {_LAST_PORT}")
@@ -238,7 +233,7 @@ def _origin(text: str) -> str:
 def _host(text: str) -> str:
     from ..serve.settings import host_name
 
-    return host_name(_given(text))
+    return host_name(given(text))
 
 
 def _seconds(text: str) -> float:

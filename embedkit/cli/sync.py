@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,16 @@ from .common import (
     add_max_memory,
     add_prompts,
     add_threads,
+    given,
     in_time,
+    index_folder,
     load_encoder,
     load_index_encoder,
     plural,
     prompts_of,
     show,
 )
-from .outcome import Skipped, explained
+from .outcome import Skipped, check_txt, explained
 from .terminal import ProgressBar, printable
 
 __all__ = ["add_commands"]
@@ -45,14 +46,16 @@ def add_commands(commands: Any) -> None:
     """Add the commands to the parser."""
     follow = commands.add_parser("sync", help="make an index match its folder", description=_SYNC)
     follow.set_defaults(run=_sync)
-    follow.add_argument("folder", metavar="FOLDER", help="the folder that the index was built from")
-    follow.add_argument("index", metavar="INDEX", type=os.path.expanduser, help="index folder")
+    follow.add_argument(
+        "folder", type=given, metavar="FOLDER", help="the folder that the index was built from"
+    )
+    follow.add_argument("index", metavar="INDEX", type=index_folder, help="index folder")
     same = "as for build (default: as the index was built)"
     follow.add_argument("--include", action="append", metavar="PATTERN", help=same)
     follow.add_argument("--exclude", action="append", metavar="PATTERN", help=same)
     follow.add_argument("--txt", choices=("lines", "whole"), help=same)
-    follow.add_argument("--text-field", metavar="F", help=same)
-    follow.add_argument("--id-field", metavar="F", help=same)
+    follow.add_argument("--text-field", type=given, metavar="F", help=same)
+    follow.add_argument("--id-field", type=given, metavar="F", help=same)
     follow.add_argument("--on-error", choices=("stop", "skip"), default="stop", help="as for build")
     follow.add_argument(
         "--checksum",
@@ -67,7 +70,7 @@ def add_commands(commands: Any) -> None:
         "reembed", help="encode all documents again with another model", description=_REEMBED
     )
     again.set_defaults(run=_reembed)
-    again.add_argument("index", metavar="INDEX", type=os.path.expanduser, help="index folder")
+    again.add_argument("index", metavar="INDEX", type=index_folder, help="index folder")
     again.add_argument("--model", metavar="M", help="model folder or Hub id (default: the built-in model)")
     add_prompts(again, "; the same model keeps that of the index")
     again.add_argument(
@@ -130,6 +133,7 @@ def _sync(arguments: argparse.Namespace) -> int:
                 str(arguments.index),
                 f"was built with {built.alone}, which sync cannot follow: build it again with --overwrite",
             )
+        check_txt(arguments.txt, built.format)
         load_index_encoder(index)
         done = sync(
             index,

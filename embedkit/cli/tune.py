@@ -15,6 +15,7 @@ from .common import (
     CommandError,
     add_index_model,
     add_threads,
+    given,
     load_index_encoder,
     print_json,
     show,
@@ -30,17 +31,20 @@ def add_target(command: argparse.ArgumentParser, default: float | None, help: st
 
 def add_plot(command: argparse.ArgumentParser) -> None:
     """Add ``--plot``."""
-    command.add_argument("--plot", metavar="FILE", help="plot recall against time (.png, .svg or .pdf)")
+    command.add_argument(
+        "--plot", type=given, metavar="FILE", help="plot recall against time (.png, .svg or .pdf)"
+    )
 
 
 def add_commands(commands: Any) -> None:
     """Add the command to the parser."""
     tune = commands.add_parser("tune", help="find the nprobe or ef that reaches a recall")
     tune.set_defaults(run=_tune)
-    tune.add_argument("index", metavar="INDEX", help="index folder")
+    tune.add_argument("index", metavar="INDEX", type=given, help="index folder")
     add_target(tune, 0.95, "target recall@10 against exact search (default: 0.95)")
     tune.add_argument(
         "--queries",
+        type=given,
         metavar="FILE",
         help="real queries, one per line; - is standard input (default: documents of the index)",
     )

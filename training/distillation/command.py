@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from ...cli.common import show
+from ...cli.common import given, given_path, show
 
 __all__ = ["add_arguments", "run"]
 
@@ -34,12 +34,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder or Hub id of an encoder; repeatable: the vectors of several are joined",
     )
     parser.add_argument(
-        "--texts", action="append", required=True, metavar="FILE", help="file or folder of texts; repeatable"
+        "--texts",
+        action="append",
+        required=True,
+        type=given,
+        metavar="FILE",
+        help="file or folder of texts; repeatable",
     )
     parser.add_argument(
-        "--text-field", default="text", metavar="NAME", help="field of the text (default: text)"
+        "--text-field", type=given, default="text", metavar="NAME", help="field of the text (default: text)"
     )
-    parser.add_argument("-o", "--output", type=Path, required=True, help="folder of the run and the student")
+    parser.add_argument(
+        "-o", "--output", type=given_path, required=True, help="folder of the run and the student"
+    )
     student = parser.add_argument_group("the student")
     student.add_argument(
         "--layers",
@@ -145,9 +152,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("documents", "doc_id, text"),
         ("judgments", "query_id, doc_id, rel"),
     ):
-        dev.add_argument(f"--dev-{name}", metavar="FILE", help=f"with the columns {columns}")
+        dev.add_argument(f"--dev-{name}", type=given, metavar="FILE", help=f"with the columns {columns}")
     dev.add_argument(
-        "--dev-pairs", metavar="FILE", help="or scored pairs, with the columns text1, text2, label"
+        "--dev-pairs",
+        type=given,
+        metavar="FILE",
+        help="or scored pairs, with the columns text1, text2, label",
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="only warnings and errors")
 

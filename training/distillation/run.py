@@ -93,7 +93,6 @@ def distill(
     learned = options.teachers(named)
     output, paths = expanded(output), [texts] if isinstance(texts, str | os.PathLike) else list(texts)
     _check_output(output, paths)
-    output.mkdir(parents=True, exist_ok=True)
     with alone(output, "report.json"):
         return _distill(named, learned, paths, output, options, text_field=text_field)
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from ...cli.common import show
+from ...cli.common import given_path, show
 
 __all__ = ["add_arguments", "run"]
 
@@ -23,7 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     parser.add_argument("model", metavar="MODEL", help="folder or Hub id of a transformer")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="folder to write; new or empty")
+    parser.add_argument(
+        "-o", "--output", type=given_path, required=True, help="folder to write; new or empty"
+    )
     parser.add_argument("--dim", type=int, default=256, metavar="N", help="of its vectors (default: 256)")
     parser.add_argument(
         "--sif",

@@ -36,7 +36,7 @@ class Tuned:
         reached: whether they reach the target; if none do, these have the best recall.
         target_recall: recall@10 that was asked for.
         queries: the number of queries.
-        stored: the queries are stored vectors, each excluded from its own hits; none were given.
+        stored_queries: the queries are stored vectors, each excluded from its own hits; none were given.
         points: every measurement, fastest parameters first.
     """
 
@@ -44,7 +44,7 @@ class Tuned:
     reached: bool
     target_recall: float
     queries: int
-    stored: bool
+    stored_queries: bool
     points: Sequence[Point]
 
     def to_dict(self) -> dict[str, Any]:
@@ -54,13 +54,13 @@ class Tuned:
             "reached": self.reached,
             "target_recall": self.target_recall,
             "queries": self.queries,
-            "stored": self.stored,
+            "stored_queries": self.stored_queries,
             "points": [point.to_json() for point in self.points],
         }
 
     def lines(self) -> list[str]:
         """A table of the points, a line per point."""
-        source = "stored vectors" if self.stored else "given queries"
+        source = "stored vectors" if self.stored_queries else "given queries"
         head = f"recall@10 ≥ {self.target_recall:g} of {self.queries:,} {source}; one thread"
         lines = [head, "recall  ms/query  parameters"]
         for point in self.points:

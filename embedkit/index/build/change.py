@@ -30,7 +30,7 @@ from ..storage.search_parameters import SearchParameters
 from ..words.languages import check_language
 from .fold import copy_segments, language_of
 from .publish import dated, in_language_of, kept_as_asked, rows_of_documents, tombstone
-from .resume import change_errors, check_new
+from .resume import HEADER_NAMES, change_errors, check_new, told
 from .settings import BuildSettings, Report
 from .transfer import IMPORTED
 
@@ -316,8 +316,8 @@ def _check_alike(first_path: Path, first: Manifest, path: Path, manifest: Manife
     for name in ("dimension", "metric", "max_length", "on_overflow"):
         if getattr(manifest, name) != getattr(first, name):
             raise ModelMismatchError(
-                f"{path} has the {name} {getattr(manifest, name)}, and {first_path} has {getattr(first, name)}; "
-                "they cannot be merged"
+                f"{path} has another {HEADER_NAMES[name]} than {first_path} ({told(manifest, name)}, not "
+                f"{told(first, name)}); they cannot be merged"
             )
     for name in ("document_prompt", "precision"):
         mine, theirs = getattr(manifest.encoder, name), getattr(first.encoder, name)

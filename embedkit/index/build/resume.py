@@ -23,6 +23,7 @@ from ..storage.manifest import Manifest, SegmentEntry, hash_file
 from .settings import Written
 
 __all__ = [
+    "HEADER_NAMES",
     "InputDigest",
     "change_errors",
     "check_base",
@@ -34,19 +35,20 @@ __all__ = [
     "forget",
     "published_before",
     "resumable_rows",
+    "told",
     "written_before",
 ]
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-_HEADER_NAMES = {
+HEADER_NAMES = {
     "mode": "command",
     "fingerprint": "model",
     "precision": "precision",
     "document_prompt": "document prompt",
     "dimension": "dimension",
     "metric": "metric",
-    "max_length": "max_length",
-    "on_overflow": "on_overflow",
+    "max_length": "--max-length",
+    "on_overflow": "--on-overflow",
 }
 _MADE_NAMES = {
     "factory": "factory",
@@ -56,6 +58,7 @@ _MADE_NAMES = {
     "passages": "setting of passages",
     "distinct": "setting of dedup",
 }
+_UNSET = {"max_length": "the model's own", "on_overflow": "truncate or error"}
 
 
 class InputDigest:
@@ -148,14 +151,20 @@ def written_before(
     return Written(entry.documents, 0, state.rows)
 
 
+def told(settings: Header | Made | Manifest, name: str) -> object:
+    """A setting, or what it means that there is none."""
+    value = getattr(settings, name)
+    return _UNSET.get(name, "none") if value in (None, "") else value
+
+
 def check_header(root: Path, state: State | None, header: Header) -> None:
     """Refuse to resume if the vectors would differ from those encoded already."""
-    for name, label in _HEADER_NAMES.items():
+    for name, label in HEADER_NAMES.items():
         if state is None or getattr(state.header, name) == getattr(header, name):
             continue
         raise ResumeError(
             f"{root}: an interrupted '{state.header.mode}' has encoded {state.rows} documents with another "
-            f"{label} ({getattr(state.header, name)}, now {getattr(header, name)}); run that command again, or "
+            f"{label} ({told(state.header, name)}, now {told(header, name)}); run that command again, or "
             "discard them with --restart (restart=True)"
         )
 
@@ -192,8 +201,8 @@ def check_finished(
     if differing and mode == "build":
         name = differing[0]
         raise ResumeError(
-            f"{root}: an interrupted '{mode}' had finished with another {_MADE_NAMES[name]} ({getattr(before, name)}, "
-            f"now {getattr(made, name)}); run that command again, or discard it with --restart (restart=True)"
+            f"{root}: an interrupted '{mode}' had finished with another {_MADE_NAMES[name]} ({told(before, name)}, "
+            f"now {told(made, name)}); run that command again, or discard it with --restart (restart=True)"
         )
     if differing or _remove_damaged(writer, finished.segment):
         forget_finished(writer.journal)

@@ -35,7 +35,7 @@ from ...files import TEMPORARY_SUFFIX, fsync, fsync_files, write_atomically
 from ..errors import IndexDamagedError, IndexExistsError, IndexNotFoundError
 from .journal import finished_segment
 from .manifest import Manifest, TombstonesEntry, parse_manifest, read_manifest
-from .writer_lock import WriterLock
+from .writer_lock import WriterLock, writer_of
 
 __all__ = [
     "CURRENT_FILE",
@@ -117,11 +117,9 @@ def _not_found(root: Path) -> str:
     if not root.is_dir():
         return f"{root}: not an index, which is a folder that 'embedkit-index build' writes"
     if (root / SEGMENTS_FOLDER).is_dir():
-        owner = ""
-        with contextlib.suppress(OSError):
-            owner = (root / LOCK_FILE).read_text("ascii", "replace").strip()
-        who = f"process {owner}" if owner.isdigit() else "another process"
-        return f"{root}: a build of this index by {who} is not finished; wait for it, or run it again if it has ended"
+        if (who := writer_of(root / LOCK_FILE)) is not None:
+            return f"{root}: a build of this index by {who} is not finished; wait for it"
+        return f"{root}: a build of this index has ended before it was finished; run it again"
     return f"{root}: not an index (it has no file {CURRENT_FILE})"
 
 

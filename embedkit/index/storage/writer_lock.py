@@ -7,7 +7,7 @@ import fcntl
 import os
 from pathlib import Path
 
-__all__ = ["WriterLock"]
+__all__ = ["WriterLock", "writer_of"]
 
 
 class WriterLock:
@@ -69,6 +69,24 @@ def _is_ours(descriptor: int) -> bool:
     return False
 
 
+def _owner(descriptor: int) -> str:
+    """Who holds the lock of the file, for a message."""
+    if _is_ours(descriptor):
+        return "this process"
+    owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+    return f"process {owner}" if owner.isdigit() else "another process"
+
+
+def writer_of(path: Path) -> str | None:
+    """Who holds the lock of the file at ``path``, for a message; ``None`` if nobody does, or it cannot be told."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: who else asks is no writer
+        except BlockingIOError:
+            return _owner(file.fileno())
+    return None
+
+
 def _locked(path: Path) -> int:
     """The descriptor of the file, locked."""
     while True:
@@ -76,12 +94,8 @@ def _locked(path: Path) -> int:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-            ours = _is_ours(descriptor)
+            who = _owner(descriptor)
             os.close(descriptor)
-            who = f"process {owner}" if owner.isdigit() else "another process"
-            if ours:
-                who = "this process"
             raise BlockingIOError(
                 f"{path.parent}: {who} is writing to this index; wait for it, or name another folder"
             ) from None

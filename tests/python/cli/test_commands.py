@@ -497,6 +497,8 @@ def test_a_text_file_is_lines_or_one_text(capsys: pytest.CaptureFixture[str]) ->
     Path("y.txt").write_text("three\nfour")
     done(capsys, "add", "index", "y.txt", "--txt", "whole")
     assert texts() == ["one", "two", "three\nfour"]
+    done(capsys, "build", "folder", "-o", "index", "--overwrite", "--format", "text")
+    assert "with --format text" in done(capsys, "sync", "folder", "index", "--txt", "lines", code=2)
 
 
 @pytest.mark.parametrize("kept", ["fp32", "int8", "none"])

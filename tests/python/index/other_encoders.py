@@ -8,7 +8,7 @@ from fake_encoder import FakeEncoder
 
 __all__ = ["DIFFERENCES", "otherwise"]
 
-DIFFERENCES = ["precision", "document prompt", "on_overflow"]
+DIFFERENCES = ["precision", "document prompt", "--on-overflow"]
 
 
 def otherwise(difference: str) -> FakeEncoder:

@@ -401,8 +401,8 @@ def test_what_cannot_be_merged(tmp_path: Path, encoder: FakeEncoder) -> None:
     for other, error, message in (
         ("b", InputError, "the id 'k5' is in .*a and in .*b; delete it from one of them"),
         ("c", ModelMismatchError, "only indexes of one model can be merged"),
-        ("d", ModelMismatchError, "has the metric dot, and .*a has cosine"),
-        ("e", ModelMismatchError, "has the dimension 16"),
+        ("d", ModelMismatchError, r"has another metric than .*a \(dot, not cosine\)"),
+        ("e", ModelMismatchError, r"has another dimension than .* \(16, not"),
     ):
         with pytest.raises(error, match=message):
             Index.merge(tmp_path / "out", [tmp_path / "a", tmp_path / other])

@@ -41,7 +41,7 @@ def test_a_build_is_not_resumed_with_another_length(make_model: Callable[..., Pa
     folder, texts = make_model(), [f"{n} {LONG}" for n in range(2060)]
     with pytest.raises(Stopped):
         Index.build(tmp_path / "index", texts, Encoder(folder, max_length=8), progress=stop)
-    with pytest.raises(ResumeError, match=r"with another max_length \(8, now None\)"):
+    with pytest.raises(ResumeError, match=r"with another --max-length \(8, now the model's own\)"):
         Index.build(tmp_path / "index", texts, Encoder(folder))
 
 

@@ -211,7 +211,11 @@ def test_wrong_usage_of_map(
 
 @pytest.mark.parametrize("name", ["map.html", "map.png"])
 def test_a_full_disk_leaves_the_old_picture(
-    index_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    index_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
 ) -> None:
     pytest.importorskip("matplotlib")
 
@@ -221,6 +225,7 @@ def test_a_full_disk_leaves_the_old_picture(
     (tmp_path / name).write_text("the old one")
     monkeypatch.setattr(os, "fsync", full)
     assert main(["map", str(index_path), "-o", str(tmp_path / name), "--layout", "pca"]) == 1
+    assert f"No space left on device: '{tmp_path / name}'" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == "the old one"
 

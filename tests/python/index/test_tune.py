@@ -82,7 +82,8 @@ def test_stored_vectors_are_left_out_of_their_own_hits_and_deleted_ones_of_all(i
     inverted.delete([f"d{number}" for number in range(0, 3000, 3)])
     tuned = inverted.tune(1.0, store=False)
     assert tuned is not None
-    assert tuned.stored
+    assert tuned.stored_queries
+    assert tuned.to_dict()["stored_queries"]
     assert tuned.queries == 1000
     best = tuned.points[-1]
     assert best.parameters.nprobe <= 32

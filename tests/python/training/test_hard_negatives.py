@@ -236,6 +236,22 @@ def test_the_command(
         assert problem in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--corpus-column", "body"], "--corpus-column is of the file that --corpus names"),
+        (["--seed", "0"], "--seed is of the draw of --random"),
+        (["--positive", "anchor"], "--anchor and --positive both name the column 'anchor'"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pairs.tsv").write_text("anchor\tpositive\na\tb\n", encoding="utf-8")
+    assert cli.main(["mine", str(tmp_path / "pairs.tsv"), str(tmp_path / "out.tsv"), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_what_cannot_be_written_is_said_before_mining(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

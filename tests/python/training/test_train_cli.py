@@ -190,9 +190,40 @@ def test_errors_are_one_line(
     assert shown.err.count("\n") == 1
 
 
-def test_nothing_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([]) == 2
-    assert "give a recipe, or --list" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["sbert", "-o", ""],
+        ["mine", "pairs.tsv", ""],
+        ["distill", "--teacher", "a", "--texts", "b", "-o", ""],
+        ["distill-static", "a", "-o", ""],
+    ],
+)
+def test_an_empty_output_is_not_the_current_folder(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    assert "output: it is empty; give a value, or leave it out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give a recipe, or --list"),
+        (["--list", "sbert"], "--list is of all recipes; to see sbert: embedkit-train sbert --show"),
+        (["sbert", "--show", "--private"], "--private is of the repository that --push-to-hub names"),
+        (["sbert", "--margin", "1"], "unrecognized arguments: --margin"),
+        (
+            ["-q", "mine", "p.tsv", "o.tsv", "--margin", "1"],
+            "put mine before the options: embedkit-train mine",
+        ),
+    ],
+)
+def test_options_that_do_not_go_together(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -302,6 +333,15 @@ def test_a_truncate_dim_that_is_left_out_is_told(
     assert "truncate_dim; to keep what it had: Encoder(..., truncate_dim=8)" in capsys.readouterr().err
     assert cli.main([*command, str(tmp_path / "projected"), "model.projection.dimension=8"]) == 0
     assert "truncate_dim; " not in capsys.readouterr().err
+
+
+def test_an_output_that_is_a_file_is_refused(
+    recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    for command in ([str(recipe)], ["distill", "--teacher", "a", "--texts", "b"]):
+        assert cli.main([*command, "-o", str(tmp_path / "file")]) == 2
+        assert capsys.readouterr().err.endswith("file: exists and is not a folder; name a new one\n")
 
 
 def test_options_of_distill_that_do_not_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
