@@ -356,7 +356,7 @@ def test_unusable_inputs_are_named_before_anything_is_read(tmp_path: Path) -> No
         Corpus(["-", "-"])
     with pytest.raises(InputError, match="no input files given"):
         Corpus([])
-    with pytest.raises(InputError, match="cannot be read: .*embedded null"):
+    with pytest.raises(InputError, match=r"cannot be read: .*embedded null"):
         Corpus(["a\0.txt"])
 
 
