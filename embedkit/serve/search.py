@@ -199,7 +199,9 @@ class SearchService:
                 return self.index.search(vector.astype(np.float32), k, **options)
             queries = [body.query] if isinstance(body.query, str) else body.query[begin:]
             found: list[list[Hit]] = []
-            size, step = 0, max(1, min(_BLOCK, _HITS // max(1, min(k, len(self.index)))))
+            size = 0
+            # one query tells the size: the blocks of a reranker begin anew
+            step = 1 if body.rerank else max(1, min(_BLOCK, _HITS // max(1, min(k, len(self.index)))))
             while (start := len(found)) < len(queries):
                 if left.is_set():  # the client has gone, its time is over, or the server ends
                     raise gone()

@@ -291,7 +291,6 @@ def test_few_candidates_of_a_reranker_are_held_at_once(
 ) -> None:
     pytest.importorskip("faiss")
     monkeypatch.setattr("embedkit.serve.search._ANSWER", 100_000)
-    monkeypatch.setattr("embedkit.serve.search._HITS", 100)
     documents = [Document(f"text {number} " * 100, str(number)) for number in range(60)]
     Index.build(tmp_path / "index", documents, Encoder(threads=1)).close()
     options = Options(rerankers=(f"tiny={reranker}",), index=str(tmp_path / "index"), threads=1)
