@@ -157,7 +157,7 @@ def _embedder(
     encoder = Encoder(
         model, device=options.device, precision=options.precision, threads=options.threads, prompts=prompts
     )
-    return EmbeddingModel(encoder, options.settings.limits, metrics)
+    return EmbeddingModel(encoder, options.settings.limits, metrics, frozenset(prompts))
 
 
 def _reranker(model: str, options: Options, metrics: ModelMetrics) -> RerankModel:

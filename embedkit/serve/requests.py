@@ -262,6 +262,8 @@ def prompt_of(model: EmbeddingModel, prompt_name: str | None, input_type: str | 
     """
     if prompt_name is not None or input_type is None:
         return prompt_name
+    if (task := _INPUT_TYPES.get(input_type)) in model.given:
+        return task
     prompts = model.encoder.prompts
     if input_type in prompts:
         return input_type

@@ -203,14 +203,17 @@ def test_prompts(start: Callable[..., RunningServer], tmp_path: Path) -> None:
 
 def test_prompts_of_the_command(start: Callable[..., RunningServer], tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    Encoder(prompts={"query": "its own: ", "other": "other: "}).save(folder)
+    own = {"query": "its own: ", "search_query": "its own: ", "passage": "its own: ", "other": "other: "}
+    Encoder(prompts=own).save(folder)
     models = ["--model", f"a={folder}", "--model", f"b={folder}", "--model", f"c={folder}"]
     each = ["--query-prompt", "q: ", "--query-prompt", "", "--query-prompt", "q: "]
     with start(*models, *each, "--document-prompt", "d: ") as running:
         for model, query in (("a", "q: "), ("b", ""), ("c", "q: ")):
             for given, prompt in (
                 ({"input_type": "query"}, query),
+                ({"input_type": "search_query"}, query),
                 ({"input_type": "passage"}, "d: "),
+                ({"prompt_name": "passage"}, "its own: "),
                 ({"prompt_name": "other"}, "other: "),
                 ({}, ""),
             ):
