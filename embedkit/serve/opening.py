@@ -191,9 +191,13 @@ def _of_index(path: Path, manifest: Manifest, options: Options, metrics: ModelMe
 def _search(
     index: Index, embedders: Pool[EmbeddingModel], memory: Memory, options: Options, metrics: Metrics
 ) -> tuple[SearchService, Served[EmbeddingModel] | None]:
-    """The index, with a served model if that is the index's, else with one of its own, the second of the two."""
-    from ..index import Index
-    from ..index.encoder import own_max_length, own_overflow
+    """The index, with a served model if that is the index's, else with one of its own, the second of the two.
+
+    Raises:
+        ModelMismatchError: the index was encoded again since it was opened.
+    """
+    from ..index import Index, ModelMismatchError
+    from ..index.encoder import own_max_length, own_overflow, reading_of
     from .search import BatchedEncoder, SearchService
 
     info = index.info()
@@ -221,5 +225,9 @@ def _search(
         memory.keep(own)
     encoder: Any = BatchedEncoder(loaded)  # of queries alone: nothing is added here
     opened = Index.open(index.path, encoder)
+    was, now = (reading_of(one.generation.manifest) for one in (index, opened))
     index.close()
+    if was != now:
+        opened.close()
+        raise ModelMismatchError(f"{index.path} was encoded again meanwhile; start the server again")
     return SearchService(opened), own
