@@ -284,17 +284,21 @@ async def _answer(state: State, service: SearchService, body: SearchRequest, que
     if not body.rerank:
         return await service.answer(body, queries)
     name = body.rerank if isinstance(body.rerank, str) else None
+    state.rerankers.find(name, "rerank")  # an unknown name needs no search
+    # before a model is loaded in place of another: the search may be refused
+    block = await service.search(body, _fetched(body))
     found: list[list[Hit]] = []
     size = 0
     async with state.rerankers.use(name, "rerank") as (_, model):
         while len(found) < len(queries):
-            for hits in await service.search(body, _fetched(body), len(found)):
+            for hits in block or await service.search(body, _fetched(body), len(found)):
                 texts = [hit.text for hit in hits]
                 scores = await model.score(queries[len(found)], texts, False)
                 found.append(reordered(hits, scores, body.k))
                 size += _size_of(found[-1])
                 if size > _ANSWER:
                     raise _too_large()
+            block = []  # not held beside the next
     return await service.written(body, queries, found)
 
 
