@@ -41,7 +41,8 @@ logger = logging.getLogger("embedkit.serve")
 _T = TypeVar("_T")
 
 _THREADS = 4
-_CONDITION_THREADS = 2  # more would wait for each other: a segment looks up one condition at a time
+# More would wait for each other, and hold hits: a segment looks up one condition at a time, Python writes one hit.
+_CONDITION_THREADS = 2
 _REFRESH_SECONDS = 10.0
 _BLOCK = 512  # queries of a request between two looks at whether somebody waits for them
 _HITS = 5000  # of several queries that are read before the size of their texts is known
