@@ -16,6 +16,7 @@ from running_server import RunningServer
 from embedkit import Encoder
 from embedkit.cli.serve import main
 from embedkit.serve.errors import ApiError
+from embedkit.serve.opening import Options, open_state
 from embedkit.serve.token_ids import TokenDecoder
 
 TEXTS = ["a text", "another, longer text about the weather", "", "日本語 🙂", "x " * 3000]
@@ -229,6 +230,11 @@ def test_prompts_that_cannot_be_taken(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "--document-prompt: the model of" in capsys.readouterr().err
     assert main(["--model", "a", "--query-prompt", "d: ", "--query-prompt", "e: "]) == 2
     assert "give --query-prompt once, or once for each --model" in capsys.readouterr().err
+
+
+def test_prompts_of_too_few_models_leave_none_out() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        open_state(Options(models=("a", "b"), prompts=({},)))
 
 
 def test_a_known_model_without_its_prompts_is_told(
