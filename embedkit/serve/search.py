@@ -93,6 +93,7 @@ class SearchService:
         self._conditions = ThreadPoolExecutor(_CONDITION_THREADS, "embedkit-condition")
         self._running = {self._pool: 0, self._conditions: 0}  # waiting ones included
         self._refreshed = time.monotonic()
+        self._problem = ""  # of the last refresh, which is told once
 
     @property
     def running(self) -> int:
@@ -237,11 +238,15 @@ class SearchService:
         now = time.monotonic()
         if now - self._refreshed > _REFRESH_SECONDS:
             self._refreshed = now
+            problem = ""
             try:
                 self.index._refresh(None, self._accept)
             except (OSError, ValueError, IndexDamagedError) as error:
                 # the generation that is open stays searchable
-                logger.warning("the index is searched as it was: %s", error)
+                problem = str(error)
+                if problem != self._problem:
+                    logger.warning("the index is searched as it was: %s", error)
+            self._problem = problem
 
     def _accept(self, manifest: Manifest) -> None:
         """Raise `ModelMismatchError` for vectors that the model, loaded at the start, cannot be compared with."""
