@@ -242,7 +242,7 @@ def test_a_known_model_without_its_prompts_is_told(
 ) -> None:
     model = tmp_path / "e5-small-v2"
     Encoder().save(model)
-    monkeypatch.setattr("embedkit.serve.server.run", lambda *_, **__: None)
+    monkeypatch.setattr("embedkit.serve.server.run", lambda state, *_, **__: state.close())
     assert main(["--model", f"a={model}", "--port", "0"]) == 0
     assert "e5-small-v2 is meant for prompts" in capsys.readouterr().err
     assert main(["--model", f"a={model}", "--port", "0", "--query-prompt", "", "--document-prompt", ""]) == 0
