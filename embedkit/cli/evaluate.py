@@ -87,7 +87,7 @@ def add_commands(commands: Any) -> None:
         metavar="M",
         help="model folder or Hub id; may be repeated (default: built-in)",
     )
-    add_prompts(command, "; or once for each --model", action="append")
+    add_prompts(command, "; once for all models, or once for each --model", action="append")
     command.add_argument(
         "--precision",
         action="append",

@@ -79,7 +79,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_prompts(
         what,
-        "; or once for each --model. Requests ask for it with input_type. A search has those of its index",
+        "; once for all models, or once for each --model. Requests ask for it with input_type. A search has those of "
+        "its index",
         action="append",
     )
     what.add_argument(

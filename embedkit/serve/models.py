@@ -68,13 +68,17 @@ class EmbeddingModel:
     Attributes:
         documents: as it was given.
         encoder: the same, but it cuts long texts: in windows, one text could take a batch of any size.
+        given: names of the prompts that the server was started with, in place of those of the folder.
     """
 
     kind = "embedding"
 
-    def __init__(self, encoder: Encoder, limits: Limits, metrics: ModelMetrics) -> None:
+    def __init__(
+        self, encoder: Encoder, limits: Limits, metrics: ModelMetrics, given: frozenset[str] = frozenset()
+    ) -> None:
         """Start the thread."""
         self.documents = encoder
+        self.given = given
         if encoder.describe()["on_overflow"] == "window":
             encoder = copy.copy(encoder)  # shares the weights
             encoder._on_overflow = "truncate"

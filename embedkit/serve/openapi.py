@@ -104,7 +104,7 @@ _ERRORS = {
     "413": "The body is too large, or holds too many texts",
     "415": "The body is compressed",
     "429": "The queue is full; see Retry-After",
-    "503": "The server is stopping, or the models in use fill the memory; see Retry-After",
+    "503": "The server is stopping, or models in use, bodies or unread answers fill the memory; see Retry-After",
     "504": "The deadline has passed",
 }
 

@@ -141,7 +141,7 @@ def _by_model(
 ) -> list[tuple[list[str], str, dict[str, str]]]:
     """The names of each model, the model and its prompts; one that is named twice is loaded once."""
     names: dict[tuple[str, tuple[tuple[str, str], ...]], list[str]] = {}
-    for one, own in zip(given, prompts or [{}] * len(given), strict=False):
+    for one, own in zip(given, prompts or [{}] * len(given), strict=bool(given)):
         name, model = named(one) if one else ("", "")
         if not one:
             from ..model_folder.folder import BUILTIN
@@ -157,7 +157,7 @@ def _embedder(
     encoder = Encoder(
         model, device=options.device, precision=options.precision, threads=options.threads, prompts=prompts
     )
-    return EmbeddingModel(encoder, options.settings.limits, metrics)
+    return EmbeddingModel(encoder, options.settings.limits, metrics, frozenset(prompts))
 
 
 def _reranker(model: str, options: Options, metrics: ModelMetrics) -> RerankModel:
@@ -191,9 +191,13 @@ def _of_index(path: Path, manifest: Manifest, options: Options, metrics: ModelMe
 def _search(
     index: Index, embedders: Pool[EmbeddingModel], memory: Memory, options: Options, metrics: Metrics
 ) -> tuple[SearchService, Served[EmbeddingModel] | None]:
-    """The index, with a served model if that is the index's, else with one of its own, the second of the two."""
-    from ..index import Index
-    from ..index.encoder import own_max_length, own_overflow
+    """The index, with a served model if that is the index's, else with one of its own, the second of the two.
+
+    Raises:
+        ModelMismatchError: the index was encoded again since it was opened.
+    """
+    from ..index import Index, ModelMismatchError
+    from ..index.encoder import own_max_length, own_overflow, reading_of
     from .search import BatchedEncoder, SearchService
 
     info = index.info()
@@ -221,5 +225,9 @@ def _search(
         memory.keep(own)
     encoder: Any = BatchedEncoder(loaded)  # of queries alone: nothing is added here
     opened = Index.open(index.path, encoder)
+    was, now = (reading_of(one.generation.manifest) for one in (index, opened))
     index.close()
+    if was != now:
+        opened.close()
+        raise ModelMismatchError(f"{index.path} was encoded again meanwhile; start the server again")
     return SearchService(opened), own

@@ -45,6 +45,8 @@ _MOST_NUMBERS = 1 << 21  # of a body: parsing holds the interpreter, about 0.2 s
 _STRING = re.compile(rb'"[^"]*"?')  # in a body without escapes; one that does not end has all that follows
 _WATCH_SECONDS = 0.02  # shorter requests are not watched for a client that hangs up
 _DISCARDED = 256 << 20  # bytes of a refused body that are read, so that the client hears why
+# Clients name other encodings, such as utf-8, of bodies that they send as they are.
+_COMPRESSED = frozenset({"gzip", "x-gzip", "deflate", "compress", "x-compress", "br", "zstd"})
 _BODIES = 64  # of the largest size, that all connections may hold together
 
 
@@ -103,11 +105,11 @@ async def _receive(request: Request, limit: int) -> bytes:
     chunks: list[bytes] = []
     announced = request.headers.get("content-length", "")
     size = int(announced) if announced.isascii() and announced.isdigit() else 0
-    encoding = request.headers.get("content-encoding") or "identity"
+    encoding = request.headers.get("content-encoding", "")
     refused = None
     if size > limit:
         refused = _too_large(limit)
-    elif encoding.lower() != "identity":
+    elif not _COMPRESSED.isdisjoint(encoding.lower().replace(" ", "").split(",")):
         refused = ApiError(
             415, f"Content-Encoding {encoding} is not taken; send the body as it is", code="compressed"
         )
@@ -262,6 +264,8 @@ def prompt_of(model: EmbeddingModel, prompt_name: str | None, input_type: str | 
     """
     if prompt_name is not None or input_type is None:
         return prompt_name
+    if (task := _INPUT_TYPES.get(input_type)) in model.given:
+        return task
     prompts = model.encoder.prompts
     if input_type in prompts:
         return input_type

@@ -41,7 +41,8 @@ logger = logging.getLogger("embedkit.serve")
 _T = TypeVar("_T")
 
 _THREADS = 4
-_CONDITION_THREADS = 2  # more would wait for each other: a segment looks up one condition at a time
+# More would wait for each other, and hold hits: a segment looks up one condition at a time, Python writes one hit.
+_CONDITION_THREADS = 2
 _REFRESH_SECONDS = 10.0
 _BLOCK = 512  # queries of a request between two looks at whether somebody waits for them
 _HITS = 5000  # of several queries that are read before the size of their texts is known
@@ -92,6 +93,7 @@ class SearchService:
         self._conditions = ThreadPoolExecutor(_CONDITION_THREADS, "embedkit-condition")
         self._running = {self._pool: 0, self._conditions: 0}  # waiting ones included
         self._refreshed = time.monotonic()
+        self._problem = ""  # of the last refresh, which is told once
 
     @property
     def running(self) -> int:
@@ -199,7 +201,9 @@ class SearchService:
                 return self.index.search(vector.astype(np.float32), k, **options)
             queries = [body.query] if isinstance(body.query, str) else body.query[begin:]
             found: list[list[Hit]] = []
-            size, step = 0, max(1, min(_BLOCK, _HITS // max(1, min(k, len(self.index)))))
+            size = 0
+            # one query tells the size: the blocks of a reranker begin anew
+            step = 1 if body.rerank else max(1, min(_BLOCK, _HITS // max(1, min(k, len(self.index)))))
             while (start := len(found)) < len(queries):
                 if left.is_set():  # the client has gone, its time is over, or the server ends
                     raise gone()
@@ -234,11 +238,15 @@ class SearchService:
         now = time.monotonic()
         if now - self._refreshed > _REFRESH_SECONDS:
             self._refreshed = now
+            problem = ""
             try:
                 self.index._refresh(None, self._accept)
             except (OSError, ValueError, IndexDamagedError) as error:
                 # the generation that is open stays searchable
-                logger.warning("the index is searched as it was: %s", error)
+                problem = str(error)
+                if problem != self._problem:
+                    logger.warning("the index is searched as it was: %s", error)
+            self._problem = problem
 
     def _accept(self, manifest: Manifest) -> None:
         """Raise `ModelMismatchError` for vectors that the model, loaded at the start, cannot be compared with."""
@@ -282,17 +290,21 @@ async def _answer(state: State, service: SearchService, body: SearchRequest, que
     if not body.rerank:
         return await service.answer(body, queries)
     name = body.rerank if isinstance(body.rerank, str) else None
+    state.rerankers.find(name, "rerank")  # an unknown name needs no search
+    # before a model is loaded in place of another: the search may be refused
+    block = await service.search(body, _fetched(body))
     found: list[list[Hit]] = []
     size = 0
     async with state.rerankers.use(name, "rerank") as (_, model):
         while len(found) < len(queries):
-            for hits in await service.search(body, _fetched(body), len(found)):
+            for hits in block or await service.search(body, _fetched(body), len(found)):
                 texts = [hit.text for hit in hits]
                 scores = await model.score(queries[len(found)], texts, False)
                 found.append(reordered(hits, scores, body.k))
                 size += _size_of(found[-1])
                 if size > _ANSWER:
                     raise _too_large()
+            block = []  # not held beside the next
     return await service.written(body, queries, found)
 
 

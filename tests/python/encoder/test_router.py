@@ -357,11 +357,10 @@ def test_the_server_takes_the_routes(make_model: Callable[..., Path], tmp_path: 
     encoder = Encoder(asymmetric(tmp_path / "model", make_model))
     model = EmbeddingModel(encoder, Limits(), ModelMetrics(Metrics(), "m"))
     try:
-        batched = BatchedEncoder(model)
-        for name in ("encode_query", "encode_document"):
-            found = getattr(batched, name)(TEXTS, normalize_embeddings=False)
-            assert np.array_equal(found, getattr(encoder, name)(TEXTS))
-        form = model.form("query", None, None, "query")
-        assert np.array_equal(model.embed_here(TEXTS, form), encoder.encode_query(TEXTS))
+        found = BatchedEncoder(model).encode_query(TEXTS, normalize_embeddings=False)
+        assert np.array_equal(found, encoder.encode_query(TEXTS))
+        for task, encode in (("query", encoder.encode_query), ("document", encoder.encode_document)):
+            form = model.form(task, None, None, task)
+            assert np.array_equal(model.embed_here(TEXTS, form), encode(TEXTS))
     finally:
         model.close()

@@ -16,6 +16,7 @@ from running_server import RunningServer
 from embedkit import Encoder
 from embedkit.cli.serve import main
 from embedkit.serve.errors import ApiError
+from embedkit.serve.opening import Options, open_state
 from embedkit.serve.token_ids import TokenDecoder
 
 TEXTS = ["a text", "another, longer text about the weather", "", "日本語 🙂", "x " * 3000]
@@ -203,14 +204,17 @@ def test_prompts(start: Callable[..., RunningServer], tmp_path: Path) -> None:
 
 def test_prompts_of_the_command(start: Callable[..., RunningServer], tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    Encoder(prompts={"query": "its own: ", "other": "other: "}).save(folder)
+    own = {"query": "its own: ", "search_query": "its own: ", "passage": "its own: ", "other": "other: "}
+    Encoder(prompts=own).save(folder)
     models = ["--model", f"a={folder}", "--model", f"b={folder}", "--model", f"c={folder}"]
     each = ["--query-prompt", "q: ", "--query-prompt", "", "--query-prompt", "q: "]
     with start(*models, *each, "--document-prompt", "d: ") as running:
         for model, query in (("a", "q: "), ("b", ""), ("c", "q: ")):
             for given, prompt in (
                 ({"input_type": "query"}, query),
+                ({"input_type": "search_query"}, query),
                 ({"input_type": "passage"}, "d: "),
+                ({"prompt_name": "passage"}, "its own: "),
                 ({"prompt_name": "other"}, "other: "),
                 ({}, ""),
             ):
@@ -228,12 +232,17 @@ def test_prompts_that_cannot_be_taken(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "give --query-prompt once, or once for each --model" in capsys.readouterr().err
 
 
+def test_prompts_of_too_few_models_leave_none_out() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        open_state(Options(models=("a", "b"), prompts=({},)))
+
+
 def test_a_known_model_without_its_prompts_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = tmp_path / "e5-small-v2"
     Encoder().save(model)
-    monkeypatch.setattr("embedkit.serve.server.run", lambda *_, **__: None)
+    monkeypatch.setattr("embedkit.serve.server.run", lambda state, *_, **__: state.close())
     assert main(["--model", f"a={model}", "--port", "0"]) == 0
     assert "e5-small-v2 is meant for prompts" in capsys.readouterr().err
     assert main(["--model", f"a={model}", "--port", "0", "--query-prompt", "", "--document-prompt", ""]) == 0

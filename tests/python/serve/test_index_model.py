@@ -12,9 +12,12 @@ import pytest
 from running_server import RunningServer  # noqa: F401  (skips where the server's packages are missing)
 
 from embedkit import Encoder, Index
+from embedkit.index import ModelMismatchError
 from embedkit.serve.bodies import SearchRequest
 from embedkit.serve.errors import ApiError
+from embedkit.serve.models import EmbeddingModel
 from embedkit.serve.opening import Options, open_state
+from embedkit.serve.search import BatchedEncoder
 from embedkit.serve.state import State
 
 
@@ -108,3 +111,19 @@ def test_the_model_of_an_index_is_not_closed_for_another(tmp_path: Path) -> None
         asyncio.run(use())
     assert searched(state, "one")[0][0] == "0"
     state.close()
+
+
+def test_an_index_that_is_encoded_again_while_the_server_starts_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "index"
+    Index.build(path, ["one", "two"], Encoder(threads=1)).close()
+
+    def after_the_model(model: EmbeddingModel) -> BatchedEncoder:
+        encoder = Encoder(threads=1, prompts={"query": "it: "})
+        Index.build(path, ["one", "two"], encoder, overwrite=True).close()
+        return BatchedEncoder(model)
+
+    monkeypatch.setattr("embedkit.serve.search.BatchedEncoder", after_the_model)
+    with pytest.raises(ModelMismatchError, match="encoded again meanwhile; start the server again"):
+        open_state(Options(index=str(path), threads=1))

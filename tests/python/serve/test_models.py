@@ -126,7 +126,7 @@ def test_a_model_whose_folder_is_gone_closes_no_other(tmp_path: Path, reranker: 
     state = open_state(
         Options(
             [str(tmp_path / "kept"), str(tmp_path / "gone")],
-            [str(tmp_path / "rank")],
+            rerankers=[str(tmp_path / "rank")],
             threads=1,
             max_memory=size,
         )

@@ -27,7 +27,7 @@ from embedkit.serve.app import create_app
 from embedkit.serve.bodies import SearchRequest, parse
 from embedkit.serve.errors import ApiError
 from embedkit.serve.metrics import Metrics
-from embedkit.serve.models import Memory, Pool
+from embedkit.serve.models import Memory, Pool, Served
 from embedkit.serve.opening import Options, open_state
 from embedkit.serve.search import SearchService, _condition
 from embedkit.serve.settings import Limits, Settings
@@ -291,7 +291,6 @@ def test_few_candidates_of_a_reranker_are_held_at_once(
 ) -> None:
     pytest.importorskip("faiss")
     monkeypatch.setattr("embedkit.serve.search._ANSWER", 100_000)
-    monkeypatch.setattr("embedkit.serve.search._HITS", 100)
     documents = [Document(f"text {number} " * 100, str(number)) for number in range(60)]
     Index.build(tmp_path / "index", documents, Encoder(threads=1)).close()
     options = Options(rerankers=(f"tiny={reranker}",), index=str(tmp_path / "index"), threads=1)
@@ -360,6 +359,24 @@ def test_a_server_without_a_reranker_says_so(service: SearchService) -> None:
         assert error["param"] == "rerank"
     error = asyncio.run(ask("/rerank", query="text", documents=["a"]))
     assert error == "no reranker is served; start the server with --rerank MODEL"
+
+
+def test_no_reranker_is_loaded_for_a_search_that_is_refused(service: SearchService) -> None:
+    def load() -> Any:
+        raise AssertionError
+
+    nothing: Pool[Any] = Pool([], Memory(None))
+    rerankers: Pool[Any] = Pool([Served("tiny", load)], Memory(None), "reranker", "--rerank")
+    state = State(Settings(), nothing, rerankers, service, Metrics())
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(create_app(state))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            body = {"query": "text", "rerank": True, "where": "number >"}
+            return await client.post("/v1/search", json=body)
+
+    answer = asyncio.run(ask())
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "where"
 
 
 def test_a_client_that_has_gone_is_not_searched_for(
