@@ -60,7 +60,8 @@ class EmbedkitEmbedding(BaseEmbedding):
         **settings: Any,
     ) -> None:
         """Open the model; ValueError if it has changed since its ``fingerprint`` was saved."""
-        expected = settings.pop("fingerprint", None)  # None: it could not be told, or an earlier version saved it
+        # none in what earlier versions saved, or where it could not be told
+        expected = settings.pop("fingerprint", None)
         for key in settings:
             if key not in type(self).model_fields and key != "class_name":  # which pydantic would drop
                 raise TypeError(

@@ -60,9 +60,8 @@ def test_a_reader_who_asks_does_not_disturb_a_writer(tmp_path: Path, monkeypatch
                 raise
 
         monkeypatch.setattr(fcntl, "flock", answered)
-        with Writer(root, create=True):
-            with pytest.raises(BlockingIOError, match="this process is writing"):
-                Writer(root, create=True)
+        with Writer(root, create=True), pytest.raises(BlockingIOError, match="this process is writing"):
+            Writer(root, create=True)
 
 
 def test_a_build_may_publish_while_a_reader_asks_for_it(
