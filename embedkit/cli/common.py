@@ -202,7 +202,7 @@ def integer(check: Callable[[Any], int]) -> Callable[[str], int]:
 def given(text: str) -> str:
     """A type for argparse: any text but an empty one, as of a variable of the shell that is not set."""
     if not text:
-        raise argparse.ArgumentTypeError("it is empty; give a value, or leave it out")
+        raise argparse.ArgumentTypeError("it is empty; give a value")
     return text
 
 

@@ -64,8 +64,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if rest and (more is None or any(word.startswith("-") and word != "-" for word in words)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if more is not None:
+        # queries and ids may be any text to the parser, wherever they are
+        read = str if more in ("texts", "ids") else given
         try:
-            getattr(arguments, more).extend(map(given, [*words, *rest[end + 1 :]]))
+            getattr(arguments, more).extend(map(read, [*words, *rest[end + 1 :]]))
         except argparse.ArgumentTypeError as error:
             parser.error(f"argument {more}: {error}")
     return arguments

@@ -128,8 +128,8 @@ def check_choice(arguments: argparse.Namespace) -> None:
 
 
 def check_txt(txt: str | None, format: str | None) -> None:
-    """Refuse ``--txt`` with a ``--format`` that no file can be txt of."""
-    if txt is not None and format not in (None, "txt"):
+    """Refuse ``--txt`` with a ``--format`` that no file can be txt of; text is txt read whole."""
+    if txt is not None and format not in (None, "txt") and (txt, format) != ("whole", "text"):
         raise CommandError(EXIT_USAGE, f"--txt is of .txt files: with --format {format} none is read as one")
 
 

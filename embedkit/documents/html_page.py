@@ -14,7 +14,7 @@ __all__ = ["as_text", "read_page"]
 
 _SCRIPTS = frozenset(("script", "style"))
 _ESCAPED = frozenset(("title", "textarea"))
-_UNTAGGED = _SCRIPTS | _ESCAPED | {"xmp", "plaintext"}
+_UNTAGGED = _SCRIPTS | _ESCAPED | {"xmp"}
 """Elements whose text holds no tags, but character references in those `_ESCAPED`."""
 _HIDDEN = _SCRIPTS | frozenset(
     re.findall(

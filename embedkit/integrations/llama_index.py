@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 try:
     from llama_index.core.base.embeddings.base import BaseEmbedding
-    from llama_index.core.bridge.pydantic import Field, PrivateAttr
+    from llama_index.core.bridge.pydantic import Field, PrivateAttr, model_serializer
 except ImportError as error:
     raise ImportError(
         "EmbedkitEmbedding needs llama-index-core: pip install 'embedkit[llama-index]'"
@@ -37,7 +37,7 @@ class EmbedkitEmbedding(BaseEmbedding):
             faster the more texts it gets.
         settings: other fields of `BaseEmbedding` (callback_manager, num_workers, …). LlamaIndex finds a vector in an
             embeddings_cache by the text alone: use one only with a single model and options, whose queries are encoded
-            as documents are.
+            as documents are. A ``fingerprint``, as `to_dict` saves it, is that of the model expected.
     """
 
     # Frozen: the encoder is open. LlamaIndex would save others, and hash them for its cache of vectors.
@@ -59,7 +59,9 @@ class EmbedkitEmbedding(BaseEmbedding):
         embed_batch_size: int = 1024,
         **settings: Any,
     ) -> None:
-        """Open the model."""
+        """Open the model; ValueError if it has changed since its ``fingerprint`` was saved."""
+        # none in what earlier versions saved, or where it could not be told
+        expected = settings.pop("fingerprint", None)
         for key in settings:
             if key not in type(self).model_fields and key != "class_name":  # which pydantic would drop
                 raise TypeError(
@@ -72,6 +74,12 @@ class EmbedkitEmbedding(BaseEmbedding):
             raise TypeError(
                 f"model_name={settings['model_name']!r} is only the name that LlamaIndex shows; give the model as the "
                 "first argument, or as model"
+            )
+        if expected is not None and encoder.fingerprint != expected:
+            raise ValueError(
+                f"the model {encoder._name!r} is not the one that was saved: its fingerprint is "
+                f"{encoder.fingerprint[:12]}…, not {expected[:12]}…; restore that model, or make a new "
+                "EmbedkitEmbedding and embed the texts again"
             )
         super().__init__(
             model=name,
@@ -97,23 +105,19 @@ class EmbedkitEmbedding(BaseEmbedding):
             made._encoder = encoder
         return made
 
-    def to_dict(self, **options: Any) -> dict[str, Any]:
+    @model_serializer(mode="wrap")
+    def custom_model_dump(self, handler: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
         """What LlamaIndex saves, and hashes for its cache of vectors: the fields, and the model's fingerprint."""
-        described: dict[str, Any] = super().to_dict(**options)
-        return {**described, "fingerprint": self.encoder.fingerprint}
+        # None if the folder has changed since: older versions of LlamaIndex ask at every query
+        fingerprint = self.encoder.describe()["fingerprint"]
+        return {**handler(self), "class_name": self.class_name(), "fingerprint": fingerprint}
 
     @classmethod
     def from_dict(cls: type[_Self], data: dict[str, Any], **fields: Any) -> _Self:
-        """Restore an embedding from `to_dict`; ValueError if the model has changed."""
-        given = {**data, **fields}
-        expected = given.pop("fingerprint", None)  # none in what earlier versions saved
-        made: _Self = super().from_dict(given)
-        if expected not in (None, made.encoder.fingerprint):
-            raise ValueError(
-                f"the model {made.model_name!r} is not the one that was saved: its fingerprint is "
-                f"{made.encoder.fingerprint[:12]}…, not {expected[:12]}…; restore that model, or make a new "
-                "EmbedkitEmbedding and embed the texts again"
-            )
+        """Restore an embedding from `to_dict`, with other ``fields``; ValueError if its model has changed."""
+        if not fields.keys().isdisjoint(("model", "options")):
+            data = {key: value for key, value in data.items() if key not in ("model_name", "fingerprint")}
+        made: _Self = super().from_dict(data, **fields)
         return made
 
     @classmethod

@@ -16,6 +16,7 @@ from llama_index.core.callbacks.schema import CBEventType
 from llama_index.core.callbacks.simple_llm_handler import SimpleLLMHandler
 from llama_index.core.embeddings.utils import resolve_embed_model
 from llama_index.core.ingestion import IngestionPipeline
+from llama_index.core.node_parser import SemanticSplitterNodeParser
 from llama_index.core.schema import MetadataMode, QueryBundle, TextNode
 from llama_index.core.storage.kvstore import SimpleKVStore
 
@@ -68,6 +69,9 @@ def test_it_is_serialized_and_restored(tmp_path: Path) -> None:
     for copy in (
         EmbedkitEmbedding.from_json(embedding.to_json()),
         EmbedkitEmbedding.from_dict(embedding.to_dict()),
+        EmbedkitEmbedding(**embedding.to_dict()),
+        EmbedkitEmbedding.model_validate(embedding.to_dict()),
+        EmbedkitEmbedding.model_validate_json(embedding.model_dump_json()),
         pickle.loads(pickle.dumps(embedding)),
         embedding.model_copy(),
     ):
@@ -90,6 +94,37 @@ def test_a_model_trained_anew_in_its_folder_is_another(tmp_path: Path) -> None:
     assert len(anew.run(nodes=nodes)[0].embedding or []) == 16
     with pytest.raises(ValueError, match="model' is not the one that was saved: its fingerprint is"):
         EmbedkitEmbedding.from_json(saved)
+
+
+def test_an_embedding_within_another_component_is_saved_with_its_fingerprint() -> None:
+    embedding = EmbedkitEmbedding()
+    parser = SemanticSplitterNodeParser.from_defaults(embed_model=embedding)
+    saved = embedding.to_dict()
+    assert saved["fingerprint"] == embedding.encoder.fingerprint
+    assert parser.to_dict()["embed_model"] == saved
+
+
+def test_a_folder_that_changes_after_opening(tmp_path: Path) -> None:
+    """Older versions of LlamaIndex ask for what is saved at every query."""
+    folder = tmp_path / "model"
+    Encoder().save(folder, "fp32", dequantize=True)
+    (folder / "embedkit.json").unlink()  # it holds the fingerprint
+    embedding = EmbedkitEmbedding(folder)
+    shutil.rmtree(folder)
+    saved = embedding.to_dict()
+    assert saved["fingerprint"] is None
+    Encoder().save(folder, "fp32", dequantize=True)
+    assert len(EmbedkitEmbedding.from_dict(saved).get_text_embedding("a")) == 256
+
+
+def test_restored_with_another_model(tmp_path: Path) -> None:
+    Encoder(truncate_dim=8).save(tmp_path / "model")
+    saved = EmbedkitEmbedding(embed_batch_size=7).to_dict()
+    made = EmbedkitEmbedding.from_dict(saved, model=tmp_path / "model")
+    assert made.embed_batch_size == 7 and made.model_name == made.encoder._name
+    assert len(made.get_text_embedding("a")) == 8
+    with pytest.raises(ValueError, match="is not the one that was saved"):
+        EmbedkitEmbedding.model_validate({**saved, "model": str(tmp_path / "model")})
 
 
 def test_what_it_says_is_what_it_computes_with() -> None:

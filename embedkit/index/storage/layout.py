@@ -96,7 +96,10 @@ def current_name(root: Path) -> str:
         with current.open("rb") as file:
             name = file.read(64).decode("ascii", "replace").strip()
     except (FileNotFoundError, NotADirectoryError):
-        raise IndexNotFoundError(_not_found(root)) from None
+        reason = _not_found(root)
+        if current.exists():  # a build has published it meanwhile
+            return current_name(root)
+        raise IndexNotFoundError(reason) from None
     if not _MANIFEST_NAME.fullmatch(name):
         raise IndexDamagedError(f"{current}: does not name a manifest ({name!r}); build the index again")
     return name
@@ -117,7 +120,11 @@ def _not_found(root: Path) -> str:
     if not root.is_dir():
         return f"{root}: not an index, which is a folder that 'embedkit-index build' writes"
     if (root / SEGMENTS_FOLDER).is_dir():
-        if (who := writer_of(root / LOCK_FILE)) is not None:
+        try:
+            who = writer_of(root / LOCK_FILE)
+        except OSError:  # another user's file, or a file system without locks
+            return f"{root}: a build of this index is not finished; wait for it, or run it again"
+        if who is not None:
             return f"{root}: a build of this index by {who} is not finished; wait for it"
         return f"{root}: a build of this index has ended before it was finished; run it again"
     return f"{root}: not an index (it has no file {CURRENT_FILE})"

@@ -78,12 +78,25 @@ def _owner(descriptor: int) -> str:
 
 
 def writer_of(path: Path) -> str | None:
-    """Who holds the lock of the file at ``path``, for a message; ``None`` if nobody does, or it cannot be told."""
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: who else asks is no writer
-        except BlockingIOError:
-            return _owner(file.fileno())
+    """Who holds the lock of the file at ``path``, for a message; ``None`` if nobody does.
+
+    Raises:
+        OSError: it cannot be told, as where the file may not be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return _writer(file.fileno())
+    except FileNotFoundError:
+        return None
+
+
+def _writer(descriptor: int) -> str | None:
+    """Who holds the lock of the file, for a message; ``None`` if nobody does, but others may ask, as this does."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _owner(descriptor)
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
     return None
 
 
@@ -94,8 +107,10 @@ def _locked(path: Path) -> int:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            who = _owner(descriptor)
+            who = _writer(descriptor)
             os.close(descriptor)
+            if who is None:
+                continue  # another only asked who writes, which locks the file for a moment
             raise BlockingIOError(
                 f"{path.parent}: {who} is writing to this index; wait for it, or name another folder"
             ) from None

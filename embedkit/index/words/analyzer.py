@@ -357,9 +357,14 @@ def _words_of(text: str) -> list[str]:
     """The words of a folded text or query in lower case, pairs of letters included."""
     lowered, between = text.lower(), _NO_ASCII_WORD
     if not text.isascii():
-        lowered = _ACCENTED.sub(lambda letter: unicodedata.normalize("NFD", letter[0])[0], lowered)
+        lowered = _ACCENTED.sub(lambda letter: _unaccented(letter[0][0]), lowered)
         between = _patterns()[2]
     return [one[:_LONGEST] for one in between.sub(" ", lowered).split()]
+
+
+@functools.cache
+def _unaccented(letter: str) -> str:
+    return unicodedata.normalize("NFD", letter)[0]
 
 
 def _stemmer(language: str) -> Callable[[str], str]:

@@ -499,6 +499,10 @@ def test_a_text_file_is_lines_or_one_text(capsys: pytest.CaptureFixture[str]) ->
     assert texts() == ["one", "two", "three\nfour"]
     done(capsys, "build", "folder", "-o", "index", "--overwrite", "--format", "text")
     assert "with --format text" in done(capsys, "sync", "folder", "index", "--txt", "lines", code=2)
+    done(capsys, "sync", "folder", "index", "--txt", "whole")
+    assert texts() == ["one\ntwo"]
+    done(capsys, "add", "index", "y.txt", "--format", "text", "--txt", "whole")
+    assert texts() == ["one\ntwo", "three\nfour"]
 
 
 @pytest.mark.parametrize("kept", ["fp32", "int8", "none"])

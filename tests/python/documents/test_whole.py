@@ -35,6 +35,7 @@ from embedkit.documents.whole import UnreadableError, read_whole
         ("<form><textarea>a &lt; <script></textarea><p>b</form>", ("a < <script>\n\nb", {})),
         ("<textarea><title></textarea><p>a", ("<title>\n\na", {})),
         ("<xmp>List<String> &amp;</xmp>a<script>b</script type=x>c", ("List<String> &amp;ac", {})),
+        ("a<plaintext>b<b>c</b></plaintext>d", ("abcd", {})),  # nothing ends it in HTML
         ("<iframe><p>x</iframe>a<noembed><p>b</noembed>", ("a\nb", {})),
         # but if they do not end, those that follow are tags
         ("<title>T<p>a<textarea>b<p>c", ("T\na\nb\nc", {})),

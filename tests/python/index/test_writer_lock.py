@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from embedkit.index import Index, IndexNotFoundError
+from embedkit.index.storage import layout
 from embedkit.index.storage.layout import Writer
 
 fcntl = pytest.importorskip("fcntl")
@@ -41,3 +44,49 @@ def test_a_first_build_that_is_at_work_is_told_from_one_that_has_ended(tmp_path:
         Index.open(root)
     with Writer(root, create=True):  # who asked has left no lock
         pass
+
+
+def test_a_reader_who_asks_does_not_disturb_a_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, flock = tmp_path / "index", fcntl.flock
+    root.mkdir()
+    with (root / "LOCK").open("w+b") as asked:
+        flock(asked, fcntl.LOCK_SH)
+
+        def answered(descriptor: int, how: int) -> None:
+            try:
+                flock(descriptor, how)
+            except BlockingIOError:
+                flock(asked, fcntl.LOCK_UN)
+                raise
+
+        monkeypatch.setattr(fcntl, "flock", answered)
+        with Writer(root, create=True), pytest.raises(BlockingIOError, match="this process is writing"):
+            Writer(root, create=True)
+
+
+def test_a_build_may_publish_while_a_reader_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "index"
+    (root / "segments").mkdir(parents=True)
+
+    def published(_: Path) -> None:
+        (root / "CURRENT").write_text("000001.json\n")
+
+    monkeypatch.setattr(layout, "writer_of", published)
+    assert layout.current_name(root) == "000001.json"
+
+
+def test_whether_a_build_has_ended_cannot_be_told_without_locks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "index"
+    (root / "segments").mkdir(parents=True)
+    (root / "LOCK").touch()
+
+    def unsupported(*_: int) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    with pytest.raises(IndexNotFoundError, match="is not finished; wait for it, or run it again"):
+        Index.open(root)

@@ -140,7 +140,7 @@ def test_wrong_options_end_it_before_it_listens(tmp_path: Path, capsys: pytest.C
             ["--model", str(tmp_path / "x/m"), "--rerank", str(tmp_path / "y/m")],
             "a model and a reranker are named 'm'; name the reranker with --rerank NAME=MODEL",
         ),
-        (["--model", ""], "argument --model: it is empty; give a value, or leave it out"),
+        (["--model", ""], "argument --model: it is empty; give a value"),
         (["--rerank", ""], "argument --rerank: it is empty"),
         (["--index", ""], "argument --index: it is empty"),
         (["--host", ""], "argument --host: it is empty"),
