@@ -64,8 +64,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if rest and (more is None or any(word.startswith("-") and word != "-" for word in words)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if more is not None:
+        words += rest[end + 1 :]
         try:
-            getattr(arguments, more).extend(map(given, [*words, *rest[end + 1 :]]))
+            getattr(arguments, more).extend(words if more in ("ids", "texts") else map(given, words))
         except argparse.ArgumentTypeError as error:
             parser.error(f"argument {more}: {error}")
     return arguments
