@@ -211,6 +211,8 @@ def test_an_empty_output_is_not_the_current_folder(
     [
         ([], "give a recipe, or --list"),
         (["--list", "sbert"], "--list is of all recipes; to see sbert: embedkit-train sbert --show"),
+        (["sbert", "--show", "--push-to-hub", ""], "argument --push-to-hub: it is empty"),
+        (["sbert", "--show", "--report-to", ""], "argument --report-to: it is empty"),
         (["sbert", "--show", "--private"], "--private is of the repository that --push-to-hub names"),
         (["sbert", "--margin", "1"], "unrecognized arguments: --margin"),
         (
