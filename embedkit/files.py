@@ -89,8 +89,10 @@ def write_atomically(
         temporary.replace(path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-            # of a write, which knows only an open file
+        if isinstance(error, OSError) and error.filename is None:
+            # Of a write, which knows only an open file. NumPy says how many numbers were written, not why it stopped.
+            if error.errno is None:
+                raise OSError(f"{path}: cannot be written to the end: {error}") from None
             raise OSError(error.errno, error.strerror, os.fspath(path)) from None
         raise
     fsync(path.parent)

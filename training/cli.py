@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..cli.common import EXIT_FAILED, CommandError, Parser, given_path, run, show, show_result
+from ..cli.common import EXIT_FAILED, CommandError, Parser, given, given_path, run, show, show_result
 
 __all__ = ["main"]
 
@@ -158,9 +158,16 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--cache", type=given_path, help="folder for teachers' outputs, which runs can share")
     parser.add_argument(
-        "--report-to", action="append", default=[], metavar="NAME", help="wandb, mlflow, ...: may be repeated"
+        "--report-to",
+        action="append",
+        type=given,
+        default=[],
+        metavar="NAME",
+        help="wandb, mlflow, ...: may be repeated",
     )
-    parser.add_argument("--push-to-hub", metavar="USER/NAME", help="upload the finished model to the Hub")
+    parser.add_argument(
+        "--push-to-hub", type=given, metavar="USER/NAME", help="upload the finished model to the Hub"
+    )
     parser.add_argument("--private", action="store_true", help="as a private repository")
     parser.add_argument("-q", "--quiet", action="store_true", help="only warnings and errors")
     options, unknown = parser.parse_known_intermixed_args(arguments)

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ..cli.common import given_path
+from ..cli.common import given, given_path
 
 __all__ = ["add_arguments", "run"]
 
@@ -22,10 +22,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pairs", type=given_path, help="tsv, csv or jsonl, plain or .gz, or parquet")
     parser.add_argument("output", type=given_path, help="file to write: .tsv or .jsonl")
     parser.add_argument("--model", help="encoder that finds the negatives (default: the built-in model)")
-    parser.add_argument("--anchor", default="anchor", help="column of the anchors (default: anchor)")
-    parser.add_argument("--positive", default="positive", help="column of the positives (default: positive)")
+    parser.add_argument(
+        "--anchor", type=given, default="anchor", help="column of the anchors (default: anchor)"
+    )
+    parser.add_argument(
+        "--positive", type=given, default="positive", help="column of the positives (default: positive)"
+    )
     parser.add_argument("--corpus", type=given_path, help="file of further texts that may be negatives")
-    parser.add_argument("--corpus-column", help="its column (default: text)")
+    parser.add_argument("--corpus-column", type=given, help="its column (default: text)")
     parser.add_argument(
         "--skip-blank", action="store_true", help="leave out pairs with a blank text, which stop it otherwise"
     )
@@ -66,15 +70,10 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"{options.output}: unknown kind of file; mine writes {' and '.join(_FORMATS)}")
     if not options.output.absolute().parent.is_dir():
         raise FileNotFoundError(f"{options.output}: its folder does not exist; create it first")
-    for given in (options.pairs, options.corpus):
-        if given is not None and not given.is_file():
-            raise FileNotFoundError(f"{given}: no such file")
-        if (
-            given is not None
-            and given.exists()
-            and options.output.exists()
-            and options.output.samefile(given)
-        ):
+    for path in (options.pairs, options.corpus):
+        if path is not None and not path.is_file():
+            raise FileNotFoundError(f"{path}: no such file")
+        if path is not None and path.exists() and options.output.exists() and options.output.samefile(path):
             raise ValueError(f"{options.output} is an input; name another file")
     chosen = MineOptions(
         negatives=options.negatives,

@@ -39,11 +39,12 @@ def alone(output: Path, last: str = "result.json") -> Iterator[None]:
 
     Raises:
         BlockingIOError: a training is at work there.
-        FileExistsError: ``output`` is a file.
+        FileExistsError: ``output`` is not a folder, or lies in a file.
     """
-    if output.exists() and not output.is_dir():
-        raise FileExistsError(f"{output}: exists and is not a folder; name a new one")
-    output.mkdir(parents=True, exist_ok=True)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise FileExistsError(f"{output}: is not a folder, or lies in a file; name a new one") from None
     if process_rank() != 0 or (output / last).is_file():
         yield
         return

@@ -179,6 +179,7 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--include",
         action="append",
+        type=given,
         default=[],
         metavar="PATTERN",
         help="of folders, read only files whose name or path matches, e.g. '*.md' (repeatable); with --format those "
@@ -187,6 +188,7 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--exclude",
         action="append",
+        type=given,
         default=[],
         metavar="PATTERN",
         help="of folders, leave out files and folders that match, e.g. drafts (repeatable)",
@@ -204,7 +206,9 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
         help="a .txt file is one text per line, or one text (default: lines; in an index of passages whole, but not "
         "standard input)",
     )
-    command.add_argument("--vector-field", metavar="F", help="field or column of precomputed vectors")
+    command.add_argument(
+        "--vector-field", type=given, metavar="F", help="field or column of precomputed vectors"
+    )
     command.add_argument(
         "--vectors", type=given, metavar="FILE.npy", help="precomputed vectors, one per document"
     )

@@ -37,7 +37,7 @@ def add_commands(commands: Any) -> None:
         type=given,
         help=f"file to write: .html, {', '.join(FORMATS)}",
     )
-    command.add_argument("--color", metavar="F", help="color by this field (default: by cluster)")
+    command.add_argument("--color", type=given, metavar="F", help="color by this field (default: by cluster)")
     command.add_argument(
         "--layout",
         choices=LAYOUTS,

@@ -66,6 +66,8 @@ def test_add_upsert_delete_compact_verify(index: str, capsys: pytest.CaptureFixt
     assert done(capsys, "delete", index, "k0", "k1") == "index: 2 documents deleted; 24 in all"
     assert "no document with the id 'k0'" in done(capsys, "delete", index, "k0", code=2)
     assert done(capsys, "delete", index, "k0", "k2", "--missing-ok") == "index: 1 document deleted; 23 in all"
+    for words in (["", "k2", "--missing-ok"], ["--missing-ok", "k2", ""], ["--missing-ok", "--", "k2", ""]):
+        assert done(capsys, "delete", index, *words) == "index: 0 documents deleted; 23 in all"
     assert (
         done(capsys, "delete", index, "--where", "n between 3 and 5")
         == "index: 3 documents deleted; 20 in all"

@@ -239,6 +239,9 @@ def test_the_command(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--anchor", ""], "argument --anchor: it is empty"),
+        (["--positive", ""], "argument --positive: it is empty"),
+        (["--corpus", "pairs.tsv", "--corpus-column", ""], "argument --corpus-column: it is empty"),
         (["--corpus-column", "body"], "--corpus-column is of the file that --corpus names"),
         (["--seed", "0"], "--seed is of the draw of --random"),
         (["--positive", "anchor"], "--anchor and --positive both name the column 'anchor'"),

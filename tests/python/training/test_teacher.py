@@ -18,6 +18,7 @@ pytest.importorskip("torch")
 
 from embedkit.training import teacher
 from embedkit.training.teacher import Reading, TeacherOptions, Teachers, VectorStore, encode_prompted
+from embedkit.training.whole_file import write_array
 
 from embedkit import Encoder
 
@@ -216,6 +217,18 @@ def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(OSError, match=r"no room for [\d,]+ bytes of teachers' vectors .*; free space"):
         teacher._written(tmp_path / "v.npy", ["a"], (1, 4), "<f4", lambda texts: np.ones((1, 4)))
     assert not list(tmp_path.glob("*.npy"))
+
+
+def test_an_array_that_cannot_be_written_to_the_end_is_named(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"v\.npy: cannot be written to the end: 600 requested"):
+            write_array(tmp_path / "v.npy", np.zeros(600))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
 
 
 def test_killed_and_resumed(make_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,6 +211,8 @@ def test_an_empty_output_is_not_the_current_folder(
     [
         ([], "give a recipe, or --list"),
         (["--list", "sbert"], "--list is of all recipes; to see sbert: embedkit-train sbert --show"),
+        (["sbert", "--show", "--push-to-hub", ""], "argument --push-to-hub: it is empty"),
+        (["sbert", "--show", "--report-to", ""], "argument --report-to: it is empty"),
         (["sbert", "--show", "--private"], "--private is of the repository that --push-to-hub names"),
         (["sbert", "--margin", "1"], "unrecognized arguments: --margin"),
         (
@@ -335,13 +337,16 @@ def test_a_truncate_dim_that_is_left_out_is_told(
     assert "truncate_dim; " not in capsys.readouterr().err
 
 
-def test_an_output_that_is_a_file_is_refused(
+def test_an_output_that_is_no_folder_is_refused(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("mine", encoding="utf-8")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for command in ([str(recipe)], ["distill", "--teacher", "a", "--texts", "b"]):
-        assert cli.main([*command, "-o", str(tmp_path / "file")]) == 2
-        assert capsys.readouterr().err.endswith("file: exists and is not a folder; name a new one\n")
+        for name in ("file", "file/run", "link"):
+            assert cli.main([*command, "-o", str(tmp_path / name)]) == 2
+            told = f"{name}: is not a folder, or lies in a file; name a new one\n"
+            assert capsys.readouterr().err.endswith(told)
 
 
 def test_options_of_distill_that_do_not_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
