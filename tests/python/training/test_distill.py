@@ -474,6 +474,21 @@ def test_two_processes_do_not_distill_into_one_folder(
     assert (output / "texts.jsonl").read_text() == (output / "texts.json").read_text() == "{}"
 
 
+def test_the_run_of_a_recipe_is_no_distillation(
+    make_model: MakeModel, sentences: list[str], tmp_path: Path
+) -> None:
+    texts, run = tmp_path / "a.txt", tmp_path / "out" / "run"
+    texts.write_text("\n".join(sentences[:90]), encoding="utf-8")
+    options = DistillOptions(layers=[0], dimension=8, max_length=32)
+    (run / "checkpoints" / "checkpoint-1").mkdir(parents=True)
+    for name in ("checkpoints/checkpoint-1/trainer_state.json", "checkpoints/checkpoint-1/rng_state.pth"):
+        (run / name).write_text("{}", encoding="utf-8")
+    for data in ({"nli": {"path": "a.tsv"}}, {"texts": {"path": ["a.tsv", "b.tsv"]}}):
+        (run / "recipe.json").write_text(json.dumps({"data": data}), encoding="utf-8")
+        with pytest.raises(FileExistsError, match="holds a run of another recipe"):
+            distill(str(make_model()), texts, run.parent, options)
+
+
 def test_a_finished_run_may_be_moved(make_model: MakeModel, sentences: list[str], tmp_path: Path) -> None:
     teacher, texts = str(make_model()), tmp_path / "a.txt"
     texts.write_text("\n".join(sentences[:90]), encoding="utf-8")
@@ -506,6 +521,11 @@ def test_a_run_that_was_stopped_may_be_moved(
     monkeypatch.setattr(trainer._Run, "dev_scores", dev_scores)
     with pytest.raises(KeyboardInterrupt):
         distill(teacher, texts, output, options)
+    recipe = output / "run" / "recipe.json"
+    written = recipe.stat().st_ino
+    files = output / "texts.jsonl", output / "held_out.jsonl"
+    assert distill_run._as_begun(output, files) == files
+    assert recipe.stat().st_ino == written  # another process may be reading it
     output = output.rename(tmp_path / "second")
     assert distill(teacher, texts, output, options)["steps"] == 3
     assert json.loads((output / "run" / "result.json").read_text())["best_step"] == 1
