@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -527,8 +528,11 @@ def test_a_run_that_was_stopped_may_be_moved(
     assert distill_run._as_begun(output, files) == files
     assert recipe.stat().st_ino == written  # another process may be reading it
     output = output.rename(tmp_path / "second")
+    best = load_file(output / "run" / "checkpoints" / "checkpoint-1" / "model.safetensors")
     assert distill(teacher, texts, output, options)["steps"] == 3
     assert json.loads((output / "run" / "result.json").read_text())["best_step"] == 1
+    kept = load_file(output / "run" / "model" / "model.safetensors")
+    assert all(np.array_equal(tensor, best[f"encoder.backbone.{name}"]) for name, tensor in kept.items())
     assert str(tmp_path / "first") not in (output / "run" / "recipe.json").read_text()
 
 
