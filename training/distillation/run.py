@@ -233,6 +233,8 @@ def _texts(
     content = _content(paths, output)
     if train_file.is_file():
         before = json.loads(about_file.read_text(encoding="utf-8"))
+        if content is not None and content == before.get("content"):  # the same texts, wherever they are now
+            before["texts"] = about["texts"]
         was = before.pop("content", content)  # earlier versions wrote none
         if before == about and content in (was, None):
             return train_file, held_file

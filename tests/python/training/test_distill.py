@@ -501,10 +501,11 @@ def test_a_finished_run_may_be_moved(make_model: MakeModel, sentences: list[str]
         distill(teacher, texts, tmp_path / "second", replace(options, dimension=4))
 
 
-def test_a_run_that_was_stopped_may_be_moved(
+def test_a_run_that_was_stopped_may_be_moved_with_its_texts(
     make_model: MakeModel, sentences: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    teacher, texts, output = str(make_model()), tmp_path / "a.txt", tmp_path / "first"
+    teacher, texts, output = str(make_model()), tmp_path / "first" / "a.txt", tmp_path / "first" / "out"
+    texts.parent.mkdir()
     texts.write_text("\n".join(sentences[:90]), encoding="utf-8")
     options = DistillOptions(
         layers=[0], dimension=8, prefixes=[], max_length=32, max_steps=3, eval_steps=1, batch_tokens=64
@@ -527,7 +528,9 @@ def test_a_run_that_was_stopped_may_be_moved(
     files = output / "texts.jsonl", output / "held_out.jsonl"
     assert distill_run._as_begun(output, files) == files
     assert recipe.stat().st_ino == written  # another process may be reading it
-    output = output.rename(tmp_path / "second")
+    output.parent.rename(tmp_path / "second")
+    texts, output = tmp_path / "second" / "a.txt", tmp_path / "second" / "student"
+    (tmp_path / "second" / "out").rename(output)
     best = load_file(output / "run" / "checkpoints" / "checkpoint-1" / "model.safetensors")
     assert distill(teacher, texts, output, options)["steps"] == 3
     assert json.loads((output / "run" / "result.json").read_text())["best_step"] == 1
