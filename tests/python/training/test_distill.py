@@ -285,6 +285,13 @@ def test_a_trained_student_without_a_report_keeps_to_its_texts(
     assert report["texts"] + report["held_out"] == 150
 
 
+@pytest.mark.parametrize("given", [(0, 3), range(0, 4, 3), np.array([0, 3])])
+def test_indices_of_layers_may_be_an_array(given: Any) -> None:
+    layers = DistillOptions(layers=given).layers
+    assert isinstance(layers, list)
+    assert json.dumps([layers, DistillOptions(layers=given[1]).layers]) == "[[0, 3], 3]"
+
+
 def test_layers_are_chosen_anew_for_what_the_choice_depends_on(
     make_model: MakeModel, sentences: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
