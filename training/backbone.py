@@ -156,8 +156,7 @@ def _from_int8(model: Any, options: ModelOptions) -> Any:
     folder = open_folder(root)
     base = getattr(model, model.base_model_prefix, model)
     # of LoRA the layers count as trained: its additions are merged into them
-    frozen = options.freeze_embeddings or options.lora is not None
-    trained = folder.architecture.layers if frozen else ""
+    trained = "" if _trains_embeddings(base, options) else folder.architecture.layers
     state = {name: torch.from_numpy(tensor) for name, tensor in _dithered(stored_tensors(folder), trained)}
     missing, unknown = base.load_state_dict(state, strict=False)
     parameters = {name for name, _ in base.named_parameters()}
@@ -168,6 +167,16 @@ def _from_int8(model: Any, options: ModelOptions) -> Any:
             "train the fp32 model that it was made from"
         )
     return model.float()
+
+
+def _trains_embeddings(base: Any, options: ModelOptions) -> bool:
+    """Whether the training changes embeddings; of LoRA those that a target names, as peft compares it."""
+    if options.freeze_embeddings:
+        return False
+    if options.lora is None:
+        return True
+    tables = [name for name, module in base.named_modules() if isinstance(module, nn.Embedding)]
+    return any(f".{name}".endswith(f".{target}") for name in tables for target in options.lora.targets)
 
 
 def _dithered(

@@ -40,6 +40,7 @@ from .processes import process_rank, world_size
 from .recipe import Recipe
 from .run_folder import alone, claim, facts, finish, last_checkpoint
 from .scores import evaluation_pairs
+from .whole_file import write_text
 
 __all__ = ["train"]
 
@@ -410,8 +411,10 @@ class _Run:
         if not self.trained:
             return []
         last = last_checkpoint(self.output / "checkpoints")
-        if last is not None and self._restored(last):
-            return list(self.trainer.state.log_history)
+        if last is not None:
+            _name_best(last)
+            if self._restored(last):
+                return list(self.trainer.state.log_history)
         # scores the untrained model and checks that evaluation.select is a dev score
         self.trainer.args.eval_on_start = last is None and self._evaluated
         if last is not None:
@@ -429,8 +432,7 @@ class _Run:
             return False
         self.trainer.state = state
         self.clock.restore(state)
-        best = state.best_model_checkpoint
-        self.trainer._load_from_checkpoint(str(last if best is None else last.with_name(Path(best).name)))
+        self.trainer._load_from_checkpoint(state.best_model_checkpoint or str(last))
         return True
 
     def kept_scores(self, history: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -479,6 +481,16 @@ class _Run:
         self.objective.train()
         back = np.argsort(order, kind="stable")
         return {name: np.concatenate([part[name] for part in parts])[back] for name in parts[0]}
+
+
+def _name_best(last: Path) -> None:
+    """Let a checkpoint name the best one where it is now, which Trainer would not find in a run that was moved."""
+    file = last / "trainer_state.json"
+    state = json.loads(file.read_text(encoding="utf-8"))
+    best = state["best_model_checkpoint"]
+    if best is not None and Path(best).parent != last.parent:
+        state["best_model_checkpoint"] = str(last.with_name(Path(best).name))
+        write_text(file, json.dumps(state, indent=2, sort_keys=True) + "\n")
 
 
 def _check_dev(tables: Mapping[str, Table], dev: Mapping[str, Table]) -> None:

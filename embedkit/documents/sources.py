@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any, Literal, cast
-from zoneinfo import ZoneInfoNotFoundError
 
 from .errors import InputError, OnError, reject
 from .whole import import_reader, not_utf8
@@ -59,8 +58,8 @@ _PACKED_AS = ("gz", "zst")
 _ALSO = {"text": "", "ndjson": "jsonl", "htm": "html", "markdown": "md"}  # "text" is no file name's ending
 _NEVER_PACKED = ("parquet", "pdf", "docx")
 _BOM = "\ufeff"
-# of a date beyond Python's, an unknown time zone (with older versions of pyarrow a KeyError), text that is not UTF-8
-_NO_VALUE = (OverflowError, ValueError, ZoneInfoNotFoundError)
+# of a date beyond Python's, an unknown time zone (of zoneinfo or pytz a KeyError), text that is not UTF-8
+_NO_VALUE = (OverflowError, ValueError, KeyError)
 _NEEDS_PYARROW = "which is not installed: pip install 'embedkit[parquet]'"
 
 

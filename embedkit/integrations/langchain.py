@@ -449,7 +449,7 @@ class EmbedkitVectorStore(VectorStore):
         filter: Where | None,
         options: Mapping[str, Any],
     ) -> None:
-        """Refuse without an index what ``method`` of any index refuses."""
+        """Refuse without an index unknown names, wrong types, ranges and widths, as ``method`` does with one."""
         inspect.signature(method).bind(self, query, k, where=filter, **options)  # raises for unknown names
         check_positive("k", k)
         SearchParameters.given(*map(options.get, ("nprobe", "ef", "rescore")))

@@ -402,6 +402,10 @@ def test_arguments_are_checked_before_the_first_document(store: EmbedkitVectorSt
                 search("a", nonsense=1)  # type: ignore[operator]
             with pytest.raises(TypeError, match="nprobe must be an integer"):
                 search("a", nprobe="many")  # type: ignore[operator]
+            assert search("a", ef=50) == search("a", nprobe=4) == []  # type: ignore[operator]
+            for wrong in ({"ef": 0}, {"nprobe": 0}, {"rescore": -1}):
+                with pytest.raises(ValueError, match=r"must be at least [01], not"):
+                    search("a", **wrong)  # type: ignore[operator]
         assert one.similarity_search("a", hybrid=True) == []
         with pytest.raises(ValueError, match=r"must be from 0 to 1, not 7"):
             one.similarity_search("a", hybrid=7)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from ..teacher import TeacherOptions
 
 __all__ = ["DistillOptions"]
@@ -77,6 +79,8 @@ class DistillOptions:
 
     def __post_init__(self) -> None:
         """Check what a recipe does not, or only later."""
+        # an array is no Sequence, and its integers are not JSON's
+        object.__setattr__(self, "layers", np.asarray(self.layers).tolist())
         if wrong := [width for width in self.prefixes or () if not 0 < width < self.dimension]:
             raise ValueError(
                 f"prefixes: {wrong[0]} must be from 1 to below the {self.dimension} dimensions of the vectors"

@@ -233,6 +233,8 @@ def _texts(
     content = _content(paths, output)
     if train_file.is_file():
         before = json.loads(about_file.read_text(encoding="utf-8"))
+        if content is not None and content == before.get("content"):  # the same texts, wherever they are now
+            before["texts"] = about["texts"]
         was = before.pop("content", content)  # earlier versions wrote none
         if before == about and content in (was, None):
             return train_file, held_file
@@ -335,16 +337,20 @@ def _as_begun(output: Path, files: tuple[Path, Path]) -> tuple[Path, Path]:
     run = output / "run"
     if not (run / "recipe.json").is_file():
         return files
-    begun = Path(read_json(run / "recipe.json")["data"]["texts"]["path"]).parent
-    before = begun / files[0].name, begun / files[1].name
+    path = read_json(run / "recipe.json").get("data", {}).get("texts", {}).get("path")
+    if not isinstance(path, str):  # a run of another recipe, which `claim` refuses
+        return files
+    before = Path(path).with_name(files[0].name), Path(path).with_name(files[1].name)
     if (run / "result.json").is_file():
         return before
-    for path in (run / "recipe.json", run / "data.json"):
-        if path.is_file():  # earlier versions wrote no data.json
-            content = path.read_text(encoding="utf-8")
-            for old, new in zip(before, files, strict=True):
-                content = content.replace(json.dumps(str(old)), json.dumps(str(new.resolve())))
-            write_text(path, content)
+    for kept in (run / "data.json", run / "recipe.json"):  # last the one that says where the texts were
+        if not kept.is_file():  # earlier versions wrote no data.json
+            continue
+        content = moved = kept.read_text(encoding="utf-8")
+        for old, new in zip(before, files, strict=True):
+            moved = moved.replace(json.dumps(str(old)), json.dumps(str(new.resolve())))
+        if moved != content:
+            write_text(kept, moved)
     return files
 
 

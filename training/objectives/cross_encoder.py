@@ -106,8 +106,9 @@ class PairClassifier(nn.Module):
         trained = named and not saved_in_int8(folder)  # which leaves the head out
         if labels is None:
             if not trained:
+                found = "int8 weights without a head" if named else ", ".join(architectures or ["no model"])
                 raise ValueError(
-                    f"{folder} holds {', '.join(architectures or ['no model'])} and no trained cross-encoder; "
+                    f"{folder} holds {found} and no trained cross-encoder; "
                     "train one with the recipe cross-encoder-nli or cross-encoder-stsb"
                 )
             extra: dict[str, Any] = {}

@@ -163,22 +163,20 @@ class Generation:
     def check(self, parameters: SearchParameters) -> None:
         """Raise ValueError if a parameter is out of range or does not apply to this kind of index."""
         nprobe, ef, rescore = parameters.nprobe, parameters.ef, parameters.rescore
-        if rescore is not None and rescore < 0:
-            raise ValueError(f"rescore must be 0 (off) or more, not {rescore}")
         if rescore and not self._rescores:
             build = "build one of its documents" if self.factory == "imported" else "build it"
             raise ValueError(
                 f"rescore does not apply: the index is {self.factory} and keeps no vectors beside its codes; "
                 f"{build} with --keep fp32 or int8"
             )
+        if not self.segments:  # the documents that are added decide on the kind
+            return
         if nprobe is not None and not self.nlist:
             raise ValueError(f"nprobe does not apply: the index is {self.factory}, without inverted lists")
-        if nprobe is not None and not 1 <= nprobe <= self.nlist:
+        if nprobe is not None and nprobe > self.nlist:
             raise ValueError(f"nprobe must be from 1 to {self.nlist}, the lists of this index, not {nprobe}")
         if ef is not None and not self.ef:
             raise ValueError(f"ef does not apply: the index is {self.factory}, not HNSW")
-        if ef is not None and ef < 1:
-            raise ValueError(f"ef must be at least 1, not {ef}")
 
     def choose(self, where: Where, *, limited: bool = True) -> Chosen:
         """The rows that match the condition ``where`` (`ValueError` if it is invalid); caches a few conditions.

@@ -33,9 +33,9 @@ class SearchParameters:
 
         Raises:
             TypeError: one of them is not an integer.
-            ValueError: one of them is too large for any index.
+            ValueError: one of them is too small or too large for any index.
         """
-        return cls(_integer("nprobe", nprobe), _integer("ef", ef), _integer("rescore", rescore))
+        return cls(_integer("nprobe", nprobe), _integer("ef", ef), _integer("rescore", rescore, least=0))
 
     def __str__(self) -> str:
         """As ``nprobe 16, rescore 4``; empty where nothing is set."""
@@ -53,7 +53,7 @@ class SearchParameters:
         return cls(*(value if isinstance(value, int) else None for value in values))
 
 
-def _integer(name: str, value: Any) -> int | None:
+def _integer(name: str, value: Any, least: int = 1) -> int | None:
     if value is None:
         return None
     try:
@@ -62,6 +62,8 @@ def _integer(name: str, value: Any) -> int | None:
         number = None
     if number is None or isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, not {value!r:.80}")
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, not {number}")
     if number > _MOST:
         raise ValueError(f"{name} must be at most {_MOST}, not {number}")
     return number

@@ -164,7 +164,7 @@ def test_no_queries_no_hits(tmp_path: Path, encoder: FakeEncoder) -> None:
     ("arguments", "message"),
     [
         ({"k": 0}, "k must be at least 1, not 0"),
-        ({"nprobe": 0}, "nprobe must be from 1 to 4"),
+        ({"nprobe": 0}, "nprobe must be at least 1, not 0"),
         ({"nprobe": 5}, "nprobe must be from 1 to 4, the lists of this index, not 5"),
     ],
 )

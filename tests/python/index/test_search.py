@@ -394,8 +394,20 @@ def test_ef_is_for_hnsw(tmp_path: Path, encoder: FakeEncoder) -> None:
     with Index.build(tmp_path / "flat", texts, encoder) as index:
         with pytest.raises(ValueError, match="ef does not apply: the index is Flat, not HNSW"):
             index.search("x", ef=10)
-        with pytest.raises(ValueError, match=r"rescore must be 0 \(off\) or more"):
+        with pytest.raises(ValueError, match="rescore must be at least 0, not -1"):
             index.search("x", rescore=-1)
+
+
+@pytest.mark.parametrize(("factory", "option"), [("HNSW8", "ef"), ("IVF4,Flat", "nprobe")])
+def test_an_index_whose_documents_are_deleted_is_still_of_its_kind(
+    tmp_path: Path, encoder: FakeEncoder, factory: str, option: str
+) -> None:
+    texts = [f"text {n}" for n in range(200)]
+    with Index.build(tmp_path / "index", texts, encoder, factory=factory) as index:
+        index.delete(where="true")
+        assert index.search("x", **{option: 3}) == [[]]
+        with pytest.raises(ValueError, match=f"{option} must be at least 1, not 0"):
+            index.search("x", **{option: 0})
 
 
 @pytest.mark.parametrize("factory", ["RR24,HNSW8", "OPQ4,HNSW8,RFlat"])

@@ -201,14 +201,17 @@ def test_an_int8_encoder_is_a_start(
     """Its folder has neither pooler nor classifier; one made of a cross-encoder is a trained one no more."""
     (tmp_path / "pairs").mkdir()
     classifier.save(tmp_path / "pairs")
-    for name, source in (("a", make_model()), ("b", tmp_path / "pairs")):
+    for name, source, holds in (
+        ("a", make_model(), "BertModel"),
+        ("b", tmp_path / "pairs", "int8 weights without a head"),
+    ):
         with embedkit.Encoder(source, precision="fp32") as encoder:
             encoder.save(tmp_path / name, "int8")
         model = PairClassifier.load(ModelOptions(str(tmp_path / name), max_length=40), ["score"])
         started = model.backbone.bert.embeddings.word_embeddings.weight
         expected = classifier.backbone.bert.embeddings.word_embeddings.weight
         torch.testing.assert_close(started, expected, rtol=0, atol=expected.abs().max().item() / 100)
-        with pytest.raises(ValueError, match="no trained cross-encoder"):
+        with pytest.raises(ValueError, match=f"{name} holds {holds} and no trained cross-encoder"):
             PairClassifier.load(ModelOptions(str(tmp_path / name), max_length=40))
 
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -284,6 +285,13 @@ def test_a_trained_student_without_a_report_keeps_to_its_texts(
     assert report["texts"] + report["held_out"] == 150
 
 
+@pytest.mark.parametrize("given", [(0, 3), range(0, 4, 3), np.array([0, 3])])
+def test_indices_of_layers_may_be_an_array(given: Any) -> None:
+    layers = DistillOptions(layers=given).layers
+    assert isinstance(layers, list)
+    assert json.dumps([layers, DistillOptions(layers=given[1]).layers]) == "[[0, 3], 3]"
+
+
 def test_layers_are_chosen_anew_for_what_the_choice_depends_on(
     make_model: MakeModel, sentences: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -474,6 +482,21 @@ def test_two_processes_do_not_distill_into_one_folder(
     assert (output / "texts.jsonl").read_text() == (output / "texts.json").read_text() == "{}"
 
 
+def test_the_run_of_a_recipe_is_no_distillation(
+    make_model: MakeModel, sentences: list[str], tmp_path: Path
+) -> None:
+    texts, run = tmp_path / "a.txt", tmp_path / "out" / "run"
+    texts.write_text("\n".join(sentences[:90]), encoding="utf-8")
+    options = DistillOptions(layers=[0], dimension=8, max_length=32)
+    (run / "checkpoints" / "checkpoint-1").mkdir(parents=True)
+    for name in ("checkpoints/checkpoint-1/trainer_state.json", "checkpoints/checkpoint-1/rng_state.pth"):
+        (run / name).write_text("{}", encoding="utf-8")
+    for data in ({"nli": {"path": "a.tsv"}}, {"texts": {"path": ["a.tsv", "b.tsv"]}}):
+        (run / "recipe.json").write_text(json.dumps({"data": data}), encoding="utf-8")
+        with pytest.raises(FileExistsError, match="holds a run of another recipe"):
+            distill(str(make_model()), texts, run.parent, options)
+
+
 def test_a_finished_run_may_be_moved(make_model: MakeModel, sentences: list[str], tmp_path: Path) -> None:
     teacher, texts = str(make_model()), tmp_path / "a.txt"
     texts.write_text("\n".join(sentences[:90]), encoding="utf-8")
@@ -485,10 +508,11 @@ def test_a_finished_run_may_be_moved(make_model: MakeModel, sentences: list[str]
         distill(teacher, texts, tmp_path / "second", replace(options, dimension=4))
 
 
-def test_a_run_that_was_stopped_may_be_moved(
+def test_a_run_that_was_stopped_may_be_moved_with_its_texts(
     make_model: MakeModel, sentences: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    teacher, texts, output = str(make_model()), tmp_path / "a.txt", tmp_path / "first"
+    teacher, texts, output = str(make_model()), tmp_path / "first" / "a.txt", tmp_path / "first" / "out"
+    texts.parent.mkdir()
     texts.write_text("\n".join(sentences[:90]), encoding="utf-8")
     options = DistillOptions(
         layers=[0], dimension=8, prefixes=[], max_length=32, max_steps=3, eval_steps=1, batch_tokens=64
@@ -506,9 +530,19 @@ def test_a_run_that_was_stopped_may_be_moved(
     monkeypatch.setattr(trainer._Run, "dev_scores", dev_scores)
     with pytest.raises(KeyboardInterrupt):
         distill(teacher, texts, output, options)
-    output = output.rename(tmp_path / "second")
+    recipe = output / "run" / "recipe.json"
+    written = recipe.stat().st_ino
+    files = output / "texts.jsonl", output / "held_out.jsonl"
+    assert distill_run._as_begun(output, files) == files
+    assert recipe.stat().st_ino == written  # another process may be reading it
+    output.parent.rename(tmp_path / "second")
+    texts, output = tmp_path / "second" / "a.txt", tmp_path / "second" / "student"
+    (tmp_path / "second" / "out").rename(output)
+    best = load_file(output / "run" / "checkpoints" / "checkpoint-1" / "model.safetensors")
     assert distill(teacher, texts, output, options)["steps"] == 3
     assert json.loads((output / "run" / "result.json").read_text())["best_step"] == 1
+    kept = load_file(output / "run" / "model" / "model.safetensors")
+    assert all(np.array_equal(tensor, best[f"encoder.backbone.{name}"]) for name, tensor in kept.items())
     assert str(tmp_path / "first") not in (output / "run" / "recipe.json").read_text()
 
 

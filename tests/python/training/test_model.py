@@ -117,6 +117,10 @@ def test_lora_leaves_the_embeddings_of_an_int8_folder_at_their_integers(
     weight = model.backbone.get_base_model().get_submodule(name).weight.detach().numpy()
     places = weight / stored[f"{name}.weight_scale"][:, None] - stored[f"{name}.weight"]
     assert np.abs(places).mean() == pytest.approx(0.25, abs=0.03)
+    name = "word_embeddings"  # which it trains as well if a target names them
+    named = load(tmp_path / "int8", lora=LoraOptions(targets=[name, "query"])).backbone.get_base_model()
+    trained = named.embeddings.get_submodule(name).get_base_layer().weight
+    assert not torch.equal(trained, at_integers.get_submodule(name).weight)
 
 
 def test_small_updates_of_an_int8_start_survive_int8(make_model: Callable[..., Path], tmp_path: Path) -> None:
