@@ -52,7 +52,9 @@ def add_commands(commands: Any) -> None:
     follow.add_argument("index", metavar="INDEX", type=index_folder, help="index folder")
     same = "as for build (default: as the index was built)"
     follow.add_argument("--include", action="append", type=given, metavar="PATTERN", help=same)
-    follow.add_argument("--exclude", action="append", type=given, metavar="PATTERN", help=same)
+    follow.add_argument(
+        "--exclude", action="append", metavar="PATTERN", help=f"{same}; '' leaves nothing out"
+    )
     follow.add_argument("--txt", choices=("lines", "whole"), help=same)
     follow.add_argument("--text-field", type=given, metavar="F", help=same)
     follow.add_argument("--id-field", type=given, metavar="F", help=same)

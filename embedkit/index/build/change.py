@@ -389,6 +389,8 @@ def _store_defaults(
 ) -> None:
     """Store what is not ``None``; the rest stays as it is, but if all is ``None``, nothing is stored any more."""
     base.check(parameters)
+    if not base.segments and (parameters.nprobe, parameters.ef) != (None, None):
+        raise ValueError("nprobe and ef do not apply: the index has no documents, which decide on its kind")
     none = parameters == SearchParameters() and tuning is None
     complete = parameters if none else base.with_stored(parameters)
     if tuning is None and not none and parameters.nprobe is None and parameters.ef is None:

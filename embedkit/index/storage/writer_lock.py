@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import time
 from pathlib import Path
 
 __all__ = ["WriterLock", "writer_of"]
@@ -50,6 +51,7 @@ class WriterLock:
 
 
 _held: set[WriterLock] = set()
+_ASKING = 1.0  # seconds that those who only ask may hold the lock
 
 
 def _after_fork() -> None:
@@ -102,6 +104,7 @@ def _writer(descriptor: int) -> str | None:
 
 def _locked(path: Path) -> int:
     """The descriptor of the file, locked."""
+    until = time.monotonic() + _ASKING
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -109,10 +112,12 @@ def _locked(path: Path) -> int:
         except BlockingIOError:
             who = _writer(descriptor)
             os.close(descriptor)
-            if who is None:
+            if who is None and time.monotonic() < until:
+                time.sleep(0.001)
                 continue  # another only asked who writes, which locks the file for a moment
             raise BlockingIOError(
-                f"{path.parent}: {who} is writing to this index; wait for it, or name another folder"
+                f"{path.parent}: {who or 'another process'} is writing to this index; wait for it, or name another "
+                "folder"
             ) from None
         # the writer before may have removed the file between our two calls: then lock the new one
         with contextlib.suppress(FileNotFoundError):

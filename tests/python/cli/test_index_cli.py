@@ -244,7 +244,6 @@ def test_skipped_lines_are_reported_and_counted(capsys: pytest.CaptureFixture[st
         (["build", "empty", "-o", "new", "--include", ""], "argument --include: it is empty"),
         (["build", "empty", "-o", "new", "--exclude", ""], "argument --exclude: it is empty"),
         (["sync", "empty", "index", "--include", ""], "argument --include: it is empty"),
-        (["sync", "empty", "index", "--exclude", ""], "argument --exclude: it is empty"),
         (["map", "index", "-o", "new", "--color", ""], "argument --color: it is empty"),
         (["build", "a.txt", "-o", "new", "--format", "text", "--txt", "lines"], "--txt is of .txt files"),
         (["add", "index", "a.txt", "--format", "jsonl", "--txt", "whole"], "--txt is of .txt files"),

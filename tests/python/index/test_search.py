@@ -408,6 +408,8 @@ def test_an_index_whose_documents_are_deleted_is_still_of_its_kind(
         assert index.search("x", **{option: 3}) == [[]]
         with pytest.raises(ValueError, match=f"{option} must be at least 1, not 0"):
             index.search("x", **{option: 0})
+        with pytest.raises(ValueError, match="do not apply: the index has no documents"):
+            index.set_search_defaults(**{option: 3})
 
 
 @pytest.mark.parametrize("factory", ["RR24,HNSW8", "OPQ4,HNSW8,RFlat"])

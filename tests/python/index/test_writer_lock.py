@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from embedkit.index import Index, IndexNotFoundError
-from embedkit.index.storage import layout
+from embedkit.index.storage import layout, writer_lock
 from embedkit.index.storage.layout import Writer
 
 fcntl = pytest.importorskip("fcntl")
@@ -62,6 +62,16 @@ def test_a_reader_who_asks_does_not_disturb_a_writer(tmp_path: Path, monkeypatch
         monkeypatch.setattr(fcntl, "flock", answered)
         with Writer(root, create=True), pytest.raises(BlockingIOError, match="this process is writing"):
             Writer(root, create=True)
+
+
+def test_a_lock_that_readers_keep_is_not_waited_for_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_lock, "_ASKING", 0.05)
+    with (tmp_path / "LOCK").open("w+b") as asked:
+        fcntl.flock(asked, fcntl.LOCK_SH)
+        with pytest.raises(BlockingIOError, match="another process is writing"):
+            Writer(tmp_path, create=True)
 
 
 def test_a_build_may_publish_while_a_reader_asks_for_it(
