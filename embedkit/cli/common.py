@@ -262,10 +262,10 @@ def prompts_of_models(arguments: argparse.Namespace, models: int) -> list[dict[s
     """
     both: list[list[str | None]] = []
     for task in TASKS:
-        given: list[str | None] = getattr(arguments, f"{task}_prompt") or [None]
-        if len(given) not in (1, models):
+        texts: list[str | None] = getattr(arguments, f"{task}_prompt") or [None]
+        if len(texts) not in (1, models):
             raise CommandError(EXIT_USAGE, f"give --{task}-prompt once, or once for each --model")
-        both.append(given * models if len(given) == 1 else given)
+        both.append(texts * models if len(texts) == 1 else texts)
     return [prompts_of(query, document) for query, document in zip(*both, strict=True)]
 
 

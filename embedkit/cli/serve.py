@@ -263,7 +263,8 @@ def _serve(arguments: argparse.Namespace) -> int:
                     f"--{task}-prompt: the model of {arguments.index} has the prompts that the index was built with; "
                     f"leave --{task}-prompt out, or name a model to serve with it with --model"
                 )
-    prompts = prompts_of_models(arguments, len(arguments.model) or 1)
+    # without models, the index's own or else the built-in one is served
+    prompts = prompts_of_models(arguments, len(arguments.model) or int(arguments.index is None))
     keys = _keys(arguments)
     bound = _bound(arguments.host, arguments.port)
     local, (host, port) = is_local(bound), bound[0].getsockname()[:2]
@@ -305,14 +306,14 @@ def _serve(arguments: argparse.Namespace) -> int:
             )
         )
         if arguments.model:
-            given: dict[str, str] = {task: "" for task in TASKS if getattr(arguments, f"{task}_prompt")}
+            told: dict[str, str] = {task: "" for task in TASKS if getattr(arguments, f"{task}_prompt")}
             for served in state.embedders.distinct:
                 if served.loaded is not None:
                     encoder = served.loaded.encoder
                     warn_of_prompts(
                         served.loaded.about["model"],
                         {task: prompt_of(encoder, task) for task in TASKS},
-                        given,
+                        told,
                     )
         shown = f"[{host}]" if ":" in host else host
         models = ", ".join([*state.embedders.models, *state.rerankers.models])

@@ -141,7 +141,7 @@ def _by_model(
 ) -> list[tuple[list[str], str, dict[str, str]]]:
     """The names of each model, the model and its prompts; one that is named twice is loaded once."""
     names: dict[tuple[str, tuple[tuple[str, str], ...]], list[str]] = {}
-    for one, own in zip(given, prompts or [{}] * len(given), strict=bool(given)):
+    for one, own in zip(given, prompts or [{}] * len(given), strict=True):
         name, model = named(one) if one else ("", "")
         if not one:
             from ..model_folder.folder import BUILTIN
