@@ -46,6 +46,7 @@ __all__ = ["FORMATS", "Corpus", "Format", "Names", "check_fields"]
 
 _OPTIONS = ("--format", "--text-field", "--id-field", "--vector-field")
 _VECTORS_AT_ONCE = 4096
+_WITH_VECTORS = ("json", "jsonl", "parquet")  # in a field of their records
 
 
 class _Record(NamedTuple):
@@ -137,7 +138,7 @@ class Corpus:
                 command has: what messages may offer.
 
         Raises:
-            InputError: an input is missing, unreadable, of unknown format, or given twice.
+            InputError: an input is missing, unreadable, of unknown format, given twice, or has no fields for vectors.
             ImportError: an input needs pyarrow, which is not installed.
         """
         if isinstance(inputs, (str, os.PathLike)):
@@ -164,6 +165,12 @@ class Corpus:
             Source(path, name, _format(path, format, names), on_error, remedy=remedy)
             for path, name in zip(files.paths, files.names, strict=True)
         ]
+        for source in sources:
+            if vector_field is not None and source.format not in _WITH_VECTORS:
+                raise InputError(
+                    source.path,
+                    "vectors are read only from fields of json, jsonl and parquet, and from .npy files",
+                )
         known: set[str] = set()
         for path in files.paths:
             identity = path if path == STDIN else os.path.realpath(path)
@@ -301,14 +308,13 @@ class Corpus:
                 found = arrays[0]
         for number, record in enumerate(found if isinstance(found, list) else [found], 1):
             try:
-                if isinstance(record, str):
+                if isinstance(record, str) and self._vector_field is None:
                     yield _Record(number, record)
                 elif isinstance(record, dict):
                     yield _Record(number, *self._fields(record))
                 else:
-                    raise _MalformedError(
-                        f"element {number} is {json_type(record)}, not a JSON object or a text"
-                    )
+                    expected = "a JSON object" + (" or a text" if self._vector_field is None else "")
+                    raise _MalformedError(f"element {number} is {json_type(record)}, not {expected}")
             except _MalformedError as error:
                 source.reject(number, str(error))
 
@@ -370,10 +376,6 @@ class Corpus:
         return text, id, others | {name: metadata[name] for name in metadata.keys() & record.keys()}, vector
 
     def _table_records(self, source: Source) -> Iterator[_Record]:
-        if self._vector_field is not None:
-            raise InputError(
-                source.path, "vectors are read only from fields of jsonl and parquet, and from .npy files"
-            )
         rows = csv_rows(source) if source.format == "csv" else tsv_rows(source)
         source.strict = True  # without a header nothing in the file can be read
         header = next(rows, None)

@@ -94,9 +94,25 @@ def test_vectors_of_a_parquet_column_or_a_json_field(tmp_path: Path) -> None:
         "the field 'v' is not a list of numbers",
         "no field 'v' (the fields are: none)",
     ]
-    table = write(tmp_path, "x.csv", "text,v\na,1\n")
-    with pytest.raises(InputError, match="vectors are read only from fields of jsonl and parquet"):
-        read(table, vector_field="v")
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.tsv", "x.txt", "x.md", "x.html"])
+def test_a_file_without_fields_for_vectors_is_refused_before_it_is_read(tmp_path: Path, name: str) -> None:
+    lines = write(tmp_path, "a.jsonl", '{"text": "a", "v": [1, 2]}\n')
+    table = write(tmp_path, name, "text,v\na,1\n")
+    with pytest.raises(
+        InputError, match=rf"{name}: vectors are read only from fields of json, jsonl and parquet"
+    ):
+        Corpus([lines, table], vector_field="v")
+
+
+def test_vectors_of_an_array_in_json(tmp_path: Path) -> None:
+    path = write(tmp_path, "x.json", '[{"text": "a", "v": [1, 2]}, "b"]')
+    problems = []
+    found = list(Corpus([path], vector_field="v", on_error=problems.append))
+    assert [document.vector.tolist() for document in found] == [[1, 2]]
+    assert [problem.reason for problem in problems] == ["element 2 is a string, not a JSON object"]
+    assert read(path) == [("x.json:1", "a", {"v": [1, 2]}), ("x.json:2", "b", None)]
 
 
 def test_numbers_and_ids_of_parquet_are_not_rounded(tmp_path: Path) -> None:
