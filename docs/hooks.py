@@ -13,16 +13,18 @@ from __future__ import annotations
 
 import ast
 import inspect
+import io
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import yaml
 
@@ -210,18 +212,17 @@ def _help(*command: str) -> str:
         "embedkit-model": "embedkit.cli.model",
         "embedkit-serve": "embedkit.cli.serve",
     }
-    module = programs.get(command[0], "embedkit.training.cli")
-    script = f"import sys; from {module} import main; sys.exit(main(sys.argv[1:]))"
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", script, *command[1:], "--help"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1"},
-        check=False,
-    )
-    if done.returncode != 0:
-        raise PluginError(f"{' '.join(command)} --help: {done.stderr}")
-    return f"```text\n{done.stdout.rstrip()}\n```"
+    main = import_module(programs.get(command[0], "embedkit.training.cli")).main
+    printed = io.StringIO()
+    with (
+        patch.dict(os.environ, COLUMNS="100", NO_COLOR="1"),
+        redirect_stdout(printed),
+        suppress(SystemExit),
+    ):
+        main([*command[1:], "--help"])
+    if not printed.getvalue():
+        raise PluginError(f"{' '.join(command)} --help prints nothing")
+    return f"```text\n{printed.getvalue().rstrip()}\n```"
 
 
 def _models() -> str:
