@@ -25,12 +25,16 @@ from ray.cluster_utils import Cluster
 
 from embedkit import Encoder
 from embedkit.cli.main import main
+from embedkit.documents.document import Document
 from embedkit.documents.readers import Corpus
 from embedkit.index import BuildSettings, Index, InputError
+from embedkit.index.build import check
 from embedkit.index.build.settings import Progress
 from embedkit.index.errors import IndexExistsError, ResumeError
-from embedkit.integrations import ray_index
+from embedkit.integrations import ray_index, ray_shards
 from embedkit.integrations.ray import EncodeBatches
+from embedkit.integrations.ray_actor import EncodePieces, Job
+from embedkit.integrations.ray_encoder import Description
 from embedkit.integrations.ray_index import build_index
 from embedkit.integrations.ray_plan import digest, files, pieces_of, source_of
 
@@ -349,6 +353,32 @@ def test_a_text_that_the_encoder_refuses(tmp_path: Path) -> None:
     refused: list[InputError] = []
     assert build(settings=BuildSettings(on_error=refused.append)).documents == 19
     assert [one.origin.rpartition("/")[2] for one in refused] == ["long.jsonl:8"]
+
+
+def test_long_texts_are_encoded_and_read_few_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "CHARACTERS_AT_ONCE", 1000)
+    given = ["lentil soup " * 50, "bread", *["onion bread " * 30] * 5]
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in given))
+    encoder = Encoder(threads=1)
+    (piece,) = pieces_of(files([tmp_path / "long.jsonl"])[0][0], 100)
+    job = Job(None, {"threads": 1}, Description.of(encoder), str(tmp_path), "job", True, "text", None, False)
+    (tmp_path / "shards").mkdir()
+    shard = EncodePieces(job).encode(0, piece)
+    written = parquet.ParquetFile(tmp_path / "shards" / "000000.parquet").metadata
+    assert [written.row_group(number).num_rows for number in range(written.num_row_groups)] == [4, 3]
+    batches = []
+    documents_of = ray_shards._documents
+
+    def noted(batch: pyarrow.RecordBatch) -> Iterator[tuple[Document, int]]:
+        batches.append(batch.num_rows)
+        return documents_of(batch)
+
+    monkeypatch.setattr(ray_shards, "_documents", noted)
+    found = list(ray_shards.ShardStore(str(tmp_path), "job").read(shard))
+    assert batches == [4, 3]
+    assert [document.text for document, _ in found] == given
+    expected = encoder.encode_document(given, normalize_embeddings=True)
+    np.testing.assert_array_equal(np.stack([document.vector for document, _ in found]), expected)
 
 
 def test_how_long_texts_are_read_is_kept(tmp_path: Path) -> None:
