@@ -451,4 +451,9 @@ def test_what_is_refused_before_anything_is_encoded(tmp_path: Path) -> None:
         build_index(tmp_path / "index", [tmp_path / "a.jsonl"], None, {"device": "cuda:1"})
     with pytest.raises(ValueError, match=r"the model cannot be loaded: .*no-model"):
         build_index(tmp_path / "index", [tmp_path / "a.jsonl"], tmp_path / "no-model")
+    # the folder, too, before the model is looked for
+    with pytest.raises(IndexExistsError, match="is not a folder"):
+        build_index(tmp_path / "a.csv", [tmp_path / "a.jsonl"], tmp_path / "no-model")
+    with pytest.raises(IndexExistsError, match="holds other things"):
+        build_index(tmp_path, [tmp_path / "a.jsonl"], tmp_path / "no-model")
     assert not (tmp_path / "index").exists()
