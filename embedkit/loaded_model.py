@@ -120,8 +120,9 @@ class LoadedModel(ABC, Generic[_Engine]):
         """Maximum tokens of an input, special tokens included; longer inputs are truncated by default."""
         return self._max_length
 
+    # pyright refuses to assign to a property of a generic class through a subclass, without the type of self
     @max_seq_length.setter
-    def max_seq_length(self, value: int) -> None:
+    def max_seq_length(self: LoadedModel[Any], value: int) -> None:
         engine = self._engine
         self._max_length = check_max_length(value, engine.special_tokens, engine.positions)
         self._length_given = True

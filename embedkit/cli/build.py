@@ -14,12 +14,11 @@ from ..documents.document import Document
 from ..documents.folders import Patterns
 from ..documents.passages import Passages
 from ..documents.readers import FORMATS, Corpus, Names
-from ..index import BuildSettings, Index, IndexExistsError, InputError, Progress
+from ..index import BuildSettings, Index, InputError, Progress
 from ..index.build.estimate import Estimate, estimate
-from ..index.build.resume import resumable_rows
+from ..index.build.resume import check_output, resumable_rows
 from ..index.storage.factory import check_rows
 from ..index.storage.faiss_index import import_faiss
-from ..index.storage.layout import CURRENT_FILE
 from ..index.storage.manifest import METRICS, ReadingEntry
 from . import ray_engine
 from .common import (
@@ -342,11 +341,7 @@ def _build(arguments: argparse.Namespace) -> int:
         return ray_engine.build(arguments)
     source = _Input(arguments)
     path = arguments.output
-    if os.path.lexists(path) and not os.path.isdir(path):  # before the model is loaded
-        raise IndexExistsError(f"{path}: exists and is not a folder; an index is a folder: name a new one")
-    resumed = 0 if arguments.restart else resumable_rows(Path(path))
-    if not arguments.overwrite and not resumed and os.path.exists(os.path.join(path, CURRENT_FILE)):
-        raise IndexExistsError(f"{path}: an index exists there; pass --overwrite to replace it")
+    resumed = check_output(Path(path), overwrite=arguments.overwrite, restart=arguments.restart)
     import_faiss()  # before the model is loaded: if it is missing, say so at once
     encoder = load_encoder(
         arguments.model,

@@ -7,8 +7,8 @@ are far slower.
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +21,11 @@ __all__ = ["write_graph"]
 _OPSET = 17
 _LARGEST = 1_900_000_000
 """Maximum bytes of weights in the graph's file, which protobuf limits to 2 GiB; larger weights go beside it."""
+
+_CONVERTERS = r"(embedkit\.export|float16|onnx|onnxruntime|torch|transformers)(\.|$)"
+"""Modules whose warnings are hidden; ONNX Runtime imports its float16 under this short name."""
+
+_CONVERTING = threading.Lock()
 
 
 def write_graph(folder: ModelFolder, path: Path, precision: str) -> dict[str, list[Any]]:
@@ -110,16 +115,23 @@ def _convert(folder: ModelFolder, source: Path, path: Path, precision: str, *, l
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep progress and advice of the converters off the terminal; errors are raised."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with (
-            warnings.catch_warnings(),
-            contextlib.redirect_stderr(io.StringIO()),
-            contextlib.redirect_stdout(io.StringIO()),
-        ):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(level)
+    """Keep warnings and advice of the converters off the terminal; errors are raised. One conversion at a time.
+
+    Hidden are what this thread logs below an error, and Python warnings of the converters' modules. What other threads
+    log, print or warn of is not.
+    """
+    thread = threading.get_ident()
+
+    def shown(record: logging.LogRecord) -> bool:
+        return record.thread != thread or record.levelno >= logging.ERROR
+
+    with _CONVERTING, contextlib.ExitStack() as stack, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=_CONVERTERS)
+        if not logging.root.handlers and logging.lastResort is not None:
+            # ONNX Runtime logs by logging.warning, which gives a root logger without handlers one for good
+            logging.root.addHandler(logging.lastResort)
+            stack.callback(logging.root.removeHandler, logging.lastResort)
+        for handler in logging.root.handlers:
+            handler.addFilter(shown)
+            stack.callback(handler.removeFilter, shown)
+        yield

@@ -6,7 +6,6 @@ import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from ..documents.document import Document, check_document
 from ..documents.errors import InputError
 from ..documents.readers import Corpus
 from ..encoder import Encoder
-from ..index.build.check import length_check
+from ..index.build.check import blocks, length_check
 from ..index.build.encode import CHUNK_TEXTS, encode_texts
 from ..index.errors import BuildError, ModelMismatchError
 from .ray import encoder_options
@@ -114,7 +113,8 @@ class EncodePieces:
         )
         usable = _usable(corpus, length_check(self._encoder, "build"), reject)
         with self._store.writer(number, job.encoder.dimension) as writer:
-            while chunk := list(islice(usable, CHUNK_TEXTS)):
+            for block in blocks(([document] for document in usable), CHUNK_TEXTS):
+                chunk = [document for [document] in block]
                 texts, origins = [one.text for one in chunk], [one.origin for one in chunk]
                 vectors = encode_texts(
                     self._encoder, texts, origins, job.encoder.dimension, normalize=job.normalize

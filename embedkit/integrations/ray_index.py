@@ -35,11 +35,11 @@ from ..documents.errors import InputError, OnError, reject
 from ..documents.readers import check_fields
 from ..files import expanded
 from ..index import Index
-from ..index.build.resume import resumable_rows
+from ..index.build.resume import check_output
 from ..index.build.settings import BuildSettings, Progress, Report
-from ..index.errors import BuildError, IndexExistsError
+from ..index.errors import BuildError
 from ..index.storage.faiss_index import AUTOMATIC, create_index, import_faiss
-from ..index.storage.layout import CURRENT_FILE
+from ..index.storage.layout import Writer
 from .opening import check_options
 from .ray_actor import EncodePieces, Job, raise_error
 from .ray_encoder import describe
@@ -141,8 +141,9 @@ def build_index(
         raise ValueError(f"device={device!r}: Ray gives each encoder its own GPU; use 'cuda'")
     chosen, named_by = files(inputs)
     settings = replace(settings, root=named_by)
-    if not settings.overwrite and not resumable_rows(root) and (root / CURRENT_FILE).exists():
-        raise IndexExistsError(f"{root}: an index exists there; name another folder, or pass overwrite=True")
+    check_output(root, overwrite=settings.overwrite, restart=settings.restart)
+    with Writer(root, create=True):
+        pass  # all else that the build would refuse of the folder, when everything is encoded
     import_faiss()
     with _session(cluster.address), _ray_errors(root):
         threads = cluster.encoder_threads or _default_threads()

@@ -176,8 +176,9 @@ class ShardStore:
                 opened = parquet.ParquetFile(file)
                 if self._shard(opened) != shard:
                     raise ValueError("it belongs to another job")
-                for batch in opened.iter_batches(batch_size=2048):
-                    yield from _documents(batch)
+                for group in range(opened.num_row_groups):  # of bounded size, as the actor encoded it
+                    for batch in opened.iter_batches(row_groups=[group]):
+                        yield from _documents(batch)
         except (OSError, pyarrow.ArrowException, ValueError, KeyError) as error:
             raise IndexDamagedError(
                 f"{path}: cannot be read here ({error}); --shards must name a place that every machine can reach; "

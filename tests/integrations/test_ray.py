@@ -25,12 +25,16 @@ from ray.cluster_utils import Cluster
 
 from embedkit import Encoder
 from embedkit.cli.main import main
+from embedkit.documents.document import Document
 from embedkit.documents.readers import Corpus
 from embedkit.index import BuildSettings, Index, InputError
+from embedkit.index.build import check
 from embedkit.index.build.settings import Progress
 from embedkit.index.errors import IndexExistsError, ResumeError
-from embedkit.integrations import ray_index
+from embedkit.integrations import ray_index, ray_shards
 from embedkit.integrations.ray import EncodeBatches
+from embedkit.integrations.ray_actor import EncodePieces, Job
+from embedkit.integrations.ray_encoder import Description
 from embedkit.integrations.ray_index import build_index
 from embedkit.integrations.ray_plan import digest, files, pieces_of, source_of
 
@@ -351,6 +355,32 @@ def test_a_text_that_the_encoder_refuses(tmp_path: Path) -> None:
     assert [one.origin.rpartition("/")[2] for one in refused] == ["long.jsonl:8"]
 
 
+def test_long_texts_are_encoded_and_read_few_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "CHARACTERS_AT_ONCE", 1000)
+    given = ["lentil soup " * 50, "bread", *["onion bread " * 30] * 5]
+    (tmp_path / "long.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in given))
+    encoder = Encoder(threads=1)
+    (piece,) = pieces_of(files([tmp_path / "long.jsonl"])[0][0], 100)
+    job = Job(None, {"threads": 1}, Description.of(encoder), str(tmp_path), "job", True, "text", None, False)
+    (tmp_path / "shards").mkdir()
+    shard = EncodePieces(job).encode(0, piece)
+    written = parquet.ParquetFile(tmp_path / "shards" / "000000.parquet").metadata
+    assert [written.row_group(number).num_rows for number in range(written.num_row_groups)] == [4, 3]
+    batches = []
+    documents_of = ray_shards._documents
+
+    def noted(batch: pyarrow.RecordBatch) -> Iterator[tuple[Document, int]]:
+        batches.append(batch.num_rows)
+        return documents_of(batch)
+
+    monkeypatch.setattr(ray_shards, "_documents", noted)
+    found = list(ray_shards.ShardStore(str(tmp_path), "job").read(shard))
+    assert batches == [4, 3]
+    assert [document.text for document, _ in found] == given
+    expected = encoder.encode_document(given, normalize_embeddings=True)
+    np.testing.assert_array_equal(np.stack([document.vector for document, _ in found]), expected)
+
+
 def test_how_long_texts_are_read_is_kept(tmp_path: Path) -> None:
     texts = [f"word{n} " * 30 + "lentil soup" for n in range(20)]
     lines = "".join(json.dumps({"id": str(n), "text": text}) + "\n" for n, text in enumerate(texts))
@@ -421,4 +451,9 @@ def test_what_is_refused_before_anything_is_encoded(tmp_path: Path) -> None:
         build_index(tmp_path / "index", [tmp_path / "a.jsonl"], None, {"device": "cuda:1"})
     with pytest.raises(ValueError, match=r"the model cannot be loaded: .*no-model"):
         build_index(tmp_path / "index", [tmp_path / "a.jsonl"], tmp_path / "no-model")
+    # the folder, too, before the model is looked for
+    with pytest.raises(IndexExistsError, match="is not a folder"):
+        build_index(tmp_path / "a.csv", [tmp_path / "a.jsonl"], tmp_path / "no-model")
+    with pytest.raises(IndexExistsError, match="holds other things"):
+        build_index(tmp_path, [tmp_path / "a.jsonl"], tmp_path / "no-model")
     assert not (tmp_path / "index").exists()

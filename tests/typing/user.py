@@ -11,6 +11,7 @@ from typing_extensions import assert_type
 from embedkit import CrossEncoder, Encoder
 
 encoder = Encoder("model", precision="int8", threads=2)
+encoder.max_seq_length = 128
 vectors = encoder.encode(["a", "b"])
 assert_type(vectors, npt.NDArray[Any])
 assert_type(encoder.encode("a", task="query", normalize_embeddings=True), npt.NDArray[Any])
@@ -24,6 +25,7 @@ encoder.save_pretrained("folder")
 with Encoder() as opened:
     assert_type(opened, Encoder)
 reranker = CrossEncoder("model")
+reranker.max_seq_length = 128
 assert_type(reranker.predict([("a", "b")]), npt.NDArray[np.float32])
 assert_type(reranker.predict([["a", "b"]]), npt.NDArray[np.float32])
 assert_type(reranker.predict(("a", "b")), Any)

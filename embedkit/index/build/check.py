@@ -62,14 +62,14 @@ def is_blank(document: Document) -> bool:
     return document.vector is None and isinstance(document.text, str) and not document.text.strip()
 
 
-def blocks(groups: Iterable[list[Document]]) -> Iterator[list[list[Document]]]:
-    """As many documents, or all passages of each, as are looked up at once."""
+def blocks(groups: Iterable[list[Document]], most: int = _AT_ONCE) -> Iterator[list[list[Document]]]:
+    """As many documents, or all passages of each, as are looked up at once: ``most``, or fewer with long texts."""
     block: list[list[Document]] = []
     characters = 0
     for group in groups:
         block.append(group)
         characters += sum(map(_characters, group))
-        if len(block) == _AT_ONCE or characters >= CHARACTERS_AT_ONCE:
+        if len(block) == most or characters >= CHARACTERS_AT_ONCE:
             yield block
             block, characters = [], 0
     if block:

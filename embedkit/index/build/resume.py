@@ -18,7 +18,7 @@ from ...documents.document import Document
 from ...files import fsync, reason_of
 from ..errors import BuildError, IndexExistsError, ResumeError, TooFewVectorsError
 from ..storage.journal import Header, Made, State, forget_finished, read_journal
-from ..storage.layout import JOURNAL_FILE, Writer
+from ..storage.layout import CURRENT_FILE, JOURNAL_FILE, Writer
 from ..storage.manifest import Manifest, SegmentEntry, hash_file
 from .settings import Written
 
@@ -30,6 +30,7 @@ __all__ = [
     "check_finished",
     "check_header",
     "check_new",
+    "check_output",
     "discard",
     "disk_errors",
     "forget",
@@ -107,6 +108,22 @@ def resumable_rows(root: Path) -> int:
     """How many documents an interrupted build at ``root`` has encoded; the same command skips these."""
     state = read_journal(root / JOURNAL_FILE)
     return 0 if state is None else state.rows
+
+
+def check_output(root: Path, *, overwrite: bool, restart: bool) -> int:
+    """How many documents a build at ``root`` finds encoded; to be asked before a model is loaded.
+
+    Raises:
+        IndexExistsError: it is not a folder, or holds an index that is not to be replaced.
+    """
+    if os.path.lexists(root) and not root.is_dir():
+        raise IndexExistsError(f"{root}: exists and is not a folder; an index is a folder: name a new one")
+    rows = 0 if restart else resumable_rows(root)
+    if not overwrite and not rows and (root / CURRENT_FILE).exists():
+        raise IndexExistsError(
+            f"{root}: an index exists there; pass --overwrite (overwrite=True) to replace it"
+        )
+    return rows
 
 
 def discard(writer: Writer) -> None:

@@ -287,6 +287,34 @@ def test_command_line(
     assert model_cli.main(["export", str(make_model()), str(out), "--format", "tflite"]) == 2
 
 
+def test_only_the_converters_are_quiet(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    """What other threads said during a conversion was lost, and later logs too."""
+    script = """
+import logging, sys, threading, warnings
+from embedkit.export import onnx_graph
+from embedkit.export.onnx import export_onnx
+def tell():
+    print("printed")
+    logging.getLogger("mine").warning("logged")
+    warnings.warn("warned")
+def convert(*arguments, convert=onnx_graph._convert, **options):
+    convert(*arguments, **options)
+    thread = threading.Thread(target=tell)
+    thread.start()
+    thread.join()
+onnx_graph._convert = convert
+export_onnx(sys.argv[1], sys.argv[2], "int8")
+logging.getLogger("mine").warning("logged later")
+print(logging.root.handlers)
+"""
+    arguments = [str(make_model()), str(tmp_path / "out")]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.splitlines() == ["printed", "[]"], done.stderr
+    assert done.stderr.splitlines() == ["logged", "<string>:8: UserWarning: warned", "logged later"]
+
+
 def test_it_runs_without_torch(all_in_one: tuple[Path, Path], texts: list[str], tmp_path: Path) -> None:
     script = (
         "import sys, json; sys.modules.update(torch=None, transformers=None, onnx=None)\n"

@@ -286,14 +286,16 @@ def test_a_daemon_thread_does_not_keep_the_interpreter_from_ending(make_model: M
     script = """
 import sys, threading
 from embedkit import Encoder
+from embedkit._core import release_freed_memory
 encoder = Encoder(sys.argv[1], threads=2)
-started = threading.Event()
-def forever():
+def forever(work, started):
     while True:
-        encoder.encode(["the weather is lovely today"] * 200)
+        work()
         started.set()
-threading.Thread(target=forever, daemon=True).start()
-assert started.wait(30)
+for work in (lambda: encoder.encode(["the weather is lovely today"] * 200), release_freed_memory):
+    started = threading.Event()
+    threading.Thread(target=forever, args=(work, started), daemon=True).start()
+    assert started.wait(30)
 """
     for _ in range(3):
         command = [sys.executable, "-c", script, str(make_model())]
