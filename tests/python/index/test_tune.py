@@ -91,6 +91,15 @@ def test_stored_vectors_are_left_out_of_their_own_hits_and_deleted_ones_of_all(i
     assert "tuned" not in (inverted.info()["tuning"] or {})
 
 
+def test_of_repeated_texts_any_is_a_hit(tmp_path: Path) -> None:
+    repeated = [text for text in texts(100) for _ in range(20)]
+    documents = [Document(text, f"d{at}") for at, text in enumerate(texts(1000, seed=1) + repeated)]
+    with Index.build(tmp_path / "index", documents, WordEncoder(), factory="IVF16,Flat") as index:
+        tuned = index.tune(1.0, store=False)
+        assert tuned is not None
+        assert tuned.reached
+
+
 def test_an_exact_index_has_nothing_to_tune(tmp_path: Path) -> None:
     with Index.build(tmp_path / "index", texts(50), WordEncoder(), factory="Flat") as index:
         assert index.tune(0.9) is None
