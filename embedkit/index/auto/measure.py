@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from ..storage import raw
 from ..storage.faiss_index import Float32Array, Int64Array, faiss_threads, hnsw_of, import_faiss, ivf_of
-from ..storage.raw import rescore
 from ..storage.search_parameters import SearchParameters
 
 __all__ = [
@@ -78,7 +78,7 @@ class Truth:
     def __init__(
         self, queries: Float32Array, rows: Int64Array, gather: Callable[[Int64Array], Float32Array]
     ) -> None:
-        """``queries`` (q, dimension), the ``rows`` (q, k) of exact search, and ``gather``, which reads their vectors."""
+        """``queries`` (q, dimension), the ``rows`` (q, k) of exact search, and ``gather``, which reads vectors."""
         self.queries = queries
         self.k = rows.shape[1]
         self._gather = gather
@@ -102,7 +102,7 @@ class Truth:
 
     def _scores(self, rows: Int64Array) -> Float32Array:
         """The exact scores of ``rows`` (q, k), best first."""
-        return rescore(self.queries, rows, self.k, self._gather)[0]
+        return raw.rescore(self.queries, rows, self.k, self._gather)[0]
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:
