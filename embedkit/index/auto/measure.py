@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -115,7 +116,9 @@ def frontier(points: Sequence[Point]) -> list[Point]:
 
 
 def check_recall(target_recall: float) -> None:
-    """Raise ValueError unless ``target_recall`` is above 0 and at most 1."""
+    """Raise ValueError unless ``target_recall`` is above 0 and at most 1, TypeError unless it is a number."""
+    if not isinstance(target_recall, Real):
+        raise TypeError(f"target_recall must be a number, not {target_recall!r:.80}")
     if not 0 < target_recall <= 1:
         raise ValueError(f"target_recall must be above 0 and at most 1, not {target_recall}")
 

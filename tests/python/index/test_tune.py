@@ -227,6 +227,18 @@ def test_defaults_that_could_not_be_read_again_are_refused(
     for wrong in ({"nprobe": 33}, {"rescore": -1}, {"rescore": 10**15}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
             inverted.set_search_defaults(**wrong)
+    for tuning, error, told in (
+        ({"tuned": "yes"}, TypeError, r"tuning\['tuned'\] must be a dict, not 'yes'"),
+        ({"chosen": None}, TypeError, r"tuning\['chosen'\] must be a dict, not None"),
+        ({"a": float("nan")}, ValueError, "tuning must be JSON: .*not JSON compliant"),
+        ({"a": np.float32(1)}, TypeError, "tuning must be JSON: Object of type float32"),
+        ({"chosen": {"setting": {"nprobe": -5}}}, ValueError, "nprobe must be at least 1, not -5"),
+    ):
+        with pytest.raises(error, match=told):
+            inverted.set_search_defaults(tuning=tuning)
+    for target in ("0.9", None, [0.9]):
+        with pytest.raises(TypeError, match="target_recall must be a number, not"):
+            inverted.tune(target)  # type: ignore[arg-type]
     inverted.set_search_defaults(nprobe=np.int64(3), rescore=0)  # type: ignore[arg-type]
     manifest = inverted.generation.manifest
     monkeypatch.setattr(change, "dated", lambda manifest, _: replace(manifest, generation=-1))
