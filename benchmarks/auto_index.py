@@ -61,8 +61,8 @@ def main() -> None:
     options = arguments()
     import faiss
 
-    from embedkit.index.auto import apply, choose, fastest_parameters
-    from embedkit.index.auto.measure import recalls, timed_search
+    from embedkit.index.auto import Truth, apply, choose, fastest_parameters
+    from embedkit.index.auto.measure import timed_search
     from embedkit.index.auto.plot import plot
 
     machine, found = common.machine_info(), common.versions(["faiss-cpu", "numpy"])
@@ -77,14 +77,15 @@ def main() -> None:
     faiss.omp_set_num_threads(1)
     exact = faiss.IndexFlatIP(options.dimension)
     exact.add(vectors)
-    truth = exact.search(queries, K)[1]
-    tuning, measuring = slice(0, None, 2), slice(1, None, 2)
+    tuning, measuring = (
+        Truth(some, exact.search(some, K)[1], vectors.__getitem__) for some in (queries[::2], queries[1::2])
+    )
     kinds = {"auto": choice.chosen.factory} | {f"IVF{n},Flat": f"IVF{n},Flat" for n in options.lists}
     indexes, settings, curves, rows = {}, {}, {}, []
     for name, factory in kinds.items():
         index = faiss.index_factory(options.dimension, factory, faiss.METRIC_INNER_PRODUCT)
         _, built = timed_search(lambda index=index: _fill(index, vectors), 1)
-        point, points = fastest_parameters(index, queries[tuning], truth[tuning], options.target_recall)
+        point, points = fastest_parameters(index, tuning, options.target_recall)
         if point is None:
             raise SystemExit(
                 f"{factory} does not reach recall {options.target_recall} on {options.rows} vectors"
@@ -97,7 +98,7 @@ def main() -> None:
         )
         print(f"{name}: {factory} built in {built:.0f} s, {point.parameters}", flush=True)
 
-    asked = queries[measuring]
+    asked = measuring.queries
 
     def search(name: str) -> Callable[[], float]:
         return lambda: timed_search(lambda: indexes[name].search(asked, K)[1], 1)[1] * 1e3 / len(asked)
@@ -105,7 +106,7 @@ def main() -> None:
     runs = common.alternate({name: search(name) for name in kinds}, options.rounds)
     spreads = {name: common.Spread.of(values) for name, values in runs.items()}
     for name, factory in kinds.items():
-        recall, _ = recalls(indexes[name].search(asked, K)[1], truth[measuring])
+        recall, _ = measuring.recalls(indexes[name].search(asked, K)[1])
         rows.append(
             {
                 "name": name,

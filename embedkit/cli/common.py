@@ -50,6 +50,7 @@ __all__ = [
     "integer",
     "load_encoder",
     "load_index_encoder",
+    "note_old_words",
     "open_closed_streams",
     "open_reranker",
     "plural",
@@ -382,6 +383,14 @@ def load_index_encoder(index: Index) -> None:
             raise
         hint = "; if it was moved, give its path with --model" if isinstance(error, FileNotFoundError) else ""
         raise CommandError(EXIT_FAILED, f"the index's model cannot be loaded: {error}{hint}") from error
+
+
+def note_old_words(index: Index, path: str | Path) -> None:
+    """Say on stderr if the index at ``path`` is searched by vectors alone, as an earlier version made its words."""
+    from ..index.storage.generation import OLD_WORDS
+
+    if index.generation.has_old_words:
+        complain(f"note: {OLD_WORDS.format(path)}")
 
 
 def open_reranker(model: str | None, threads: int | None) -> CrossEncoder | None:

@@ -38,6 +38,7 @@ from .common import (
     integer,
     load_encoder,
     load_index_encoder,
+    note_old_words,
     open_reranker,
     plural,
     print_json,
@@ -182,6 +183,7 @@ def _indexes(arguments: argparse.Namespace) -> Iterator[tuple[Index, dict[str, A
         model = arguments.model[0] if arguments.model else None
         with Index.open(folder, model, threads=arguments.threads) as index:
             load_index_encoder(index)
+            note_old_words(index, folder)
             yield index, _about(index, None)
         return
     factories = list(dict.fromkeys(arguments.factory or [AUTO]))

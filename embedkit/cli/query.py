@@ -28,6 +28,7 @@ from .common import (
     given,
     integer,
     load_index_encoder,
+    note_old_words,
     open_reranker,
     print_json,
     show_result,
@@ -190,11 +191,8 @@ def _search(
 ) -> Iterator[list[Hit]]:
     """The hits of each text; a text is appended to ``asked`` before its hits are yielded."""
     load_index_encoder(index)
-    if arguments.hybrid is not False and index.generation.has_old_words:
-        complain(
-            f"note: an earlier embedkit made the words of {arguments.index}, which this one does not read: meaning "
-            "alone counts until embedkit-index compact makes them again"
-        )
+    if arguments.hybrid is not False:
+        note_old_words(index, arguments.index)
 
     def blocks() -> Iterator[list[str]]:
         while block := list(islice(texts, _QUERIES_AT_ONCE)):

@@ -14,6 +14,7 @@ from ..documents.errors import OnError
 from ..documents.passages import Passages
 from ..files import expanded
 from .auto.measure import check_recall
+from .auto.stored import check_tuning
 from .auto.tune import Tuned, tune
 from .build import build as building
 from .build import change, transfer
@@ -406,12 +407,13 @@ class Index(Searcher):
         (``…,RFlat``); there 1 is the least.
 
         Raises:
-            ValueError: a parameter is out of range, or does not apply to this kind of index; nothing was stored.
-            TypeError: a parameter is not an integer, or ``tuning`` not a dict.
+            ValueError: a parameter is out of range (also one in ``tuning``), or does not apply to this kind of index,
+                or ``tuning`` holds NaN or infinity; nothing was stored.
+            TypeError: a parameter is not an integer, or ``tuning`` not a dict of JSON.
         """
         parameters = SearchParameters.given(nprobe, ef, rescore)
-        if tuning is not None and not isinstance(tuning, dict):
-            raise TypeError(f"tuning must be a dict, not {type(tuning).__name__}")
+        if tuning is not None:
+            check_tuning(tuning)
         change.set_search_defaults(self.path, parameters, tuning, self._open_live()[1].check)
         self.refresh()
 
@@ -431,6 +433,7 @@ class Index(Searcher):
 
         Raises:
             ValueError: ``target_recall`` is out of range, there are no documents or no queries, or one is empty.
+            TypeError: ``target_recall`` is not a number.
             BuildError: another process has made another kind of index of it meanwhile; nothing was stored.
         """
         check_recall(target_recall)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from .search import SearchService
 
 __all__ = ["Options", "named", "open_state"]
+
+logger = logging.getLogger("embedkit.serve")
 
 
 @dataclass(frozen=True)
@@ -198,6 +201,7 @@ def _search(
     """
     from ..index import Index, ModelMismatchError
     from ..index.encoder import own_max_length, own_overflow, reading_of
+    from ..index.storage.generation import OLD_WORDS
     from .search import BatchedEncoder, SearchService
 
     info = index.info()
@@ -230,4 +234,6 @@ def _search(
     if was != now:
         opened.close()
         raise ModelMismatchError(f"{index.path} was encoded again meanwhile; start the server again")
+    if opened.generation.has_old_words:
+        logger.warning(OLD_WORDS.format(index.path))
     return SearchService(opened), own

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
 
+from ..storage import raw
 from ..storage.faiss_index import Float32Array, Int64Array, faiss_threads, hnsw_of, import_faiss, ivf_of
 from ..storage.search_parameters import SearchParameters
 
@@ -16,12 +18,12 @@ __all__ = [
     "FINAL_CALLS",
     "K",
     "Point",
+    "Truth",
     "apply",
     "check_recall",
     "fastest_parameters",
     "frontier",
     "measure",
-    "recalls",
     "smallest",
     "timed_search",
 ]
@@ -29,6 +31,7 @@ __all__ = [
 K = 10
 """Recall is measured over the ten nearest."""
 
+_TIE = np.float32(1e-6)  # equal texts that were encoded in different batches differ by less
 _RESCORES = (32, 16, 8, 4, 2)
 _FEWER_CODES_MORE_LISTS = 4  # a smaller rescore that needs this many times the lists is not faster
 _MOST_EF = 1024
@@ -70,6 +73,39 @@ class Point:
         return cls(parameters, data["recall"], data["sure_recall"], data["ms"])
 
 
+class Truth:
+    """Queries and what exact search finds for them, with which other searches are compared."""
+
+    def __init__(
+        self, queries: Float32Array, rows: Int64Array, gather: Callable[[Int64Array], Float32Array]
+    ) -> None:
+        """``queries`` (q, dimension), the ``rows`` (q, k) of exact search, and ``gather``, which reads vectors."""
+        self.queries = queries
+        self.k = rows.shape[1]
+        self._gather = gather
+        scores = self._scores(rows)
+        last = scores[:, -1:]
+        self._tied = last - _TIE * np.abs(last), last + _TIE * np.abs(last)
+        self._above = (scores > self._tied[1]).sum(axis=1)
+
+    def recalls(self, found: Int64Array) -> tuple[float, float]:
+        """Recall over all queries, and the lower recall of the even and the odd queries.
+
+        Recall of a query is |found ∩ true| / k; -1 in ``found`` (q, k) is none. Of the rows that are as near as the
+        last true one, such as repeated texts, any is as good as another.
+        """
+        scores = self._scores(found)
+        low, high = self._tied
+        above, near = (scores > high).sum(axis=1), (scores >= low).sum(axis=1)
+        hits = np.minimum(near, above + self.k - self._above) / self.k
+        halves = [half.mean() for half in (hits[::2], hits[1::2]) if len(half)]
+        return float(hits.mean()), float(min(halves))
+
+    def _scores(self, rows: Int64Array) -> Float32Array:
+        """The exact scores of ``rows`` (q, k), best first."""
+        return raw.rescore(self.queries, rows, self.k, self._gather)[0]
+
+
 def frontier(points: Sequence[Point]) -> list[Point]:
     """The points that no other point beats in both recall and time, fastest first."""
     best: list[Point] = []
@@ -80,7 +116,9 @@ def frontier(points: Sequence[Point]) -> list[Point]:
 
 
 def check_recall(target_recall: float) -> None:
-    """Raise ValueError unless ``target_recall`` is above 0 and at most 1."""
+    """Raise ValueError unless ``target_recall`` is above 0 and at most 1, TypeError unless it is a number."""
+    if not isinstance(target_recall, Real):
+        raise TypeError(f"target_recall must be a number, not {target_recall!r:.80}")
     if not 0 < target_recall <= 1:
         raise ValueError(f"target_recall must be above 0 and at most 1, not {target_recall}")
 
@@ -98,18 +136,6 @@ def apply(index: Any, parameters: SearchParameters) -> None:
         ivf.nprobe = min(parameters.nprobe, ivf.nlist)
 
 
-def recalls(found: Int64Array, truth: Int64Array) -> tuple[float, float]:
-    """Recall over all queries, and the lower recall of the even and the odd queries.
-
-    Args:
-        found: (q, k) rows; -1 for none.
-        truth: (q, k) rows of exact search. Recall of a query is |found ∩ truth| / k.
-    """
-    hits = (found[:, :, None] == truth[:, None, :]).any(axis=1).mean(axis=1)
-    halves = [half.mean() for half in (hits[::2], hits[1::2]) if len(half)]
-    return float(hits.mean()), float(min(halves))
-
-
 def timed_search(search: Callable[[], Int64Array], calls: int) -> tuple[Int64Array, float]:
     """The result of ``search``, and the seconds of the fastest of ``calls`` calls on one thread.
 
@@ -125,13 +151,11 @@ def timed_search(search: Callable[[], Int64Array], calls: int) -> tuple[Int64Arr
     return found, least
 
 
-def measure(
-    index: Any, parameters: SearchParameters, queries: Float32Array, truth: Int64Array, calls: int = 1
-) -> Point:
-    """Search the Faiss index ``index`` with ``parameters`` for ``queries`` (q, dimension)."""
+def measure(index: Any, parameters: SearchParameters, truth: Truth, calls: int = 1) -> Point:
+    """Search the Faiss index ``index`` with ``parameters`` for the queries of ``truth``."""
     apply(index, parameters)
-    found, seconds = timed_search(lambda: index.search(queries, truth.shape[1])[1], calls)
-    return Point(parameters, *recalls(found, truth), 1e3 * seconds / len(queries))
+    found, seconds = timed_search(lambda: index.search(truth.queries, truth.k)[1], calls)
+    return Point(parameters, *truth.recalls(found), 1e3 * seconds / len(truth.queries))
 
 
 def smallest(
@@ -176,8 +200,7 @@ def _ordered(points: dict[int, Point]) -> list[Point]:
 
 def fastest_parameters(
     index: Any,
-    queries: Float32Array,
-    truth: Int64Array,
+    truth: Truth,
     target: float,
     *,
     rescores: Sequence[int] = _RESCORES,
@@ -189,8 +212,7 @@ def fastest_parameters(
 
     Args:
         index: is left with the last parameters measured.
-        queries: (q, dimension).
-        truth: (q, k) rows of exact search.
+        truth: the queries, and what exact search finds for them.
         target: recall@k to reach.
         rescores: values of rescore to try, descending.
         too_slow: as in `smallest`.
@@ -203,20 +225,20 @@ def fastest_parameters(
     elif hnsw is not None:
         kind, start, most = "ef", K, max(K, min(_MOST_EF, int(hnsw.ntotal)))
     else:
-        point = measure(index, SearchParameters(), queries, truth, FINAL_CALLS)
+        point = measure(index, SearchParameters(), truth, FINAL_CALLS)
         return (point if point.sure_recall >= target else None), [point]
     best: Point | None = None
     points: list[Point] = []
     for rescore in rescores if refined else (None,):
 
         def measured(value: int, rescore: int | None = rescore) -> Point:
-            return measure(index, SearchParameters(rescore=rescore, **{kind: value}), queries, truth)
+            return measure(index, SearchParameters(rescore=rescore, **{kind: value}), truth)
 
         found, more = smallest(measured, target, most, start=start, too_slow=too_slow)
         points += more
         if found is None:
             break
-        found = measure(index, found.parameters, queries, truth, FINAL_CALLS)
+        found = measure(index, found.parameters, truth, FINAL_CALLS)
         if best is None or found.ms < best.ms:
             best = found
         value = found.parameters.nprobe or found.parameters.ef or 1

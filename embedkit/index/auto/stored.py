@@ -16,7 +16,15 @@ from .result import Choice
 if TYPE_CHECKING:
     from ..storage.spool import Spool
 
-__all__ = ["CHOICE_FILE", "check_target", "choose_for", "read_choice", "stored_parameters", "write_choice"]
+__all__ = [
+    "CHOICE_FILE",
+    "check_target",
+    "check_tuning",
+    "choose_for",
+    "read_choice",
+    "stored_parameters",
+    "write_choice",
+]
 
 CHOICE_FILE = "choice.json"
 _COPIES = 6  # most copies of the sample at a time: itself, the queries, exact search, and two indexes
@@ -76,6 +84,21 @@ def read_choice(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     return choice
+
+
+def check_tuning(tuning: object) -> None:
+    """Raise TypeError or ValueError unless a manifest can store ``tuning``, and what reads it there can."""
+    if not isinstance(tuning, dict):
+        raise TypeError(f"tuning must be a dict, not {type(tuning).__name__}")
+    try:
+        json.dumps(tuning, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"tuning must be JSON: {error}") from None
+    for name in ("chosen", "tuned"):
+        if not isinstance(tuning.get(name, {}), dict):
+            raise TypeError(f"tuning[{name!r}] must be a dict, not {tuning[name]!r:.80}")
+    chosen = stored_parameters(tuning)
+    SearchParameters.given(chosen.nprobe, chosen.ef, chosen.rescore)
 
 
 def stored_parameters(tuning: Mapping[str, Any] | None) -> SearchParameters:

@@ -21,7 +21,6 @@ import numpy as np
 
 from ..storage.faiss_index import (
     Float32Array,
-    Int64Array,
     auto_nlist,
     create_index,
     faiss_threads,
@@ -31,7 +30,7 @@ from ..storage.faiss_index import (
     train,
 )
 from ..storage.search_parameters import SearchParameters
-from .measure import FINAL_CALLS, K, Point, fastest_parameters, timed_search
+from .measure import FINAL_CALLS, K, Point, Truth, fastest_parameters, timed_search
 from .result import Measured
 
 __all__ = ["OVER_MEMORY", "Trials", "least_bytes"]
@@ -85,7 +84,7 @@ class Trials:
         flat.add(sample)
         k = min(K, len(sample))
         with faiss_threads(threads):
-            self._truth: Int64Array = flat.search(queries, k)[1]
+            self._truth = Truth(queries, flat.search(queries, k)[1], sample.__getitem__)
         some = queries[:64]  # exact search takes the same time for every query
         _, taken = timed_search(lambda: flat.search(some, k)[1], FINAL_CALLS)
         self.exact_ms = 1e3 * taken / len(some)
@@ -118,9 +117,7 @@ class Trials:
         if built is None:
             return Measured(factory, "not tried: its build takes longer than the time allowed")
         index, build_seconds = built
-        point, points = fastest_parameters(
-            index, self.queries, self._truth, self.target, too_slow=self.exact_ms
-        )
+        point, points = fastest_parameters(index, self._truth, self.target, too_slow=self.exact_ms)
         shown = point or max(points, key=lambda one: (one.sure_recall, -one.ms))
         size = round(_written_bytes(index) * self.scale)
         del index
@@ -151,7 +148,6 @@ class Trials:
         if built is not None:
             smaller, _ = fastest_parameters(
                 built[0],
-                quarter.queries,
                 quarter._truth,
                 min(self.target, point.recall),
                 rescores=() if rescore is None else (rescore,),

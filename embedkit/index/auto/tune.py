@@ -14,7 +14,7 @@ from ..storage.generation import Generation
 from ..storage.raw import exact_search
 from ..storage.search_parameters import SearchParameters
 from ..storage.vectors import normalize_rows
-from .measure import FINAL_CALLS, K, Point, check_recall, recalls, smallest, timed_search
+from .measure import FINAL_CALLS, K, Point, Truth, check_recall, smallest, timed_search
 
 __all__ = ["Tuned", "tune"]
 
@@ -103,13 +103,14 @@ def tune(generation: Generation, target_recall: float, queries: Float32Array | N
     if k < 1:
         raise ValueError("the index holds one document: there is nothing to tune")
     extra = k + bool(len(own))
-    truth = _without(exact_search(asked, extra, living, generation.vectors)[1], own)
+    exact = _without(exact_search(asked, extra, living, generation.vectors)[1], own)
+    truth = Truth(asked, exact, generation.vectors)
 
     def measured(value: int, calls: int = 1) -> Point:
         parameters = SearchParameters(**{kind: value})
         complete = generation.with_defaults(parameters)
         found, seconds = timed_search(lambda: generation.search(asked, extra, complete)[1], calls)
-        return Point(parameters, *recalls(_without(found, own), truth), 1e3 * seconds / len(asked))
+        return Point(parameters, *truth.recalls(_without(found, own)), 1e3 * seconds / len(asked))
 
     point, points = smallest(measured, target_recall, most, start=start)
     best = point or max(points, key=lambda one: (one.recall, -one.ms))

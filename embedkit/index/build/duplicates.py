@@ -6,11 +6,14 @@ import contextlib
 
 import numpy as np
 
-from ..storage.faiss_index import Int64Array, faiss_threads
+from ..storage.faiss_index import Float32Array, Int64Array, faiss_threads
 from ..storage.layout import Writer
 from ..storage.manifest import SegmentEntry
+from ..storage.raw import RawFile, RawVectors, rescore
 from ..storage.search_parameters import SearchParameters
 from ..storage.segment import Segment
+from ..storage.spool import SPOOL_FILE
+from ..storage.vectors import normalize_rows
 from .settings import BuildSettings, near_similarity
 
 __all__ = ["near_duplicates"]
@@ -24,8 +27,9 @@ def near_duplicates(
 ) -> Int64Array:
     """The rows of the finished segment that are at least as similar to an earlier row that is kept as ``settings`` say.
 
-    Looks at each row's 64 nearest neighbors, as the segment's own Faiss index finds them; so of a larger group of
-    duplicates, or in an index that is not exact, some may remain.
+    Compares each row's 64 nearest neighbors, as the segment's own Faiss index finds them; so of a larger group of
+    duplicates, or in an index that is not exact, some may remain. Their vectors are those that were encoded, unless an
+    interrupted build has removed them: then those of the segment, which its codes may only approximate.
     """
     similarity = near_similarity(settings.dedup)
     if similarity is None:
@@ -37,11 +41,18 @@ def near_duplicates(
         for empty in segment.ids.empty_rows():
             dropped[empty] = True
         gone = dropped.copy()
+        spool = folder / SPOOL_FILE
+        encoded: RawVectors = RawFile(spool, "fp32", entry.rows, dimension) if spool.exists() else segment.raw
+
+        def gather(rows: Int64Array) -> Float32Array:
+            return normalize_rows(encoded.gather(rows))  # those that were rounded are longer or shorter
+
         count = min(_NEIGHBOURS, entry.rows)
         for begin in range(0, entry.rows, _AT_ONCE):
             rows = np.arange(begin, min(begin + _AT_ONCE, entry.rows))
-            vectors = segment.raw.gather(rows)
-            scores, found, _ = segment.search(vectors, count, None, SearchParameters(rescore=4))
+            vectors = gather(rows)
+            _, found, _ = segment.search(vectors, count, None, SearchParameters(rescore=4))
+            scores, found = rescore(vectors, found, count, gather)
             near = (scores >= similarity - 1e-6) & (found >= 0) & (found < rows[:, None])
             for line in np.flatnonzero(near.any(axis=1)).tolist():
                 row = begin + line

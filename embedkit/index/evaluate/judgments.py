@@ -54,30 +54,37 @@ def read_judgments(queries: _PATH, qrels: _PATH) -> Judgments:
         InputError: a file cannot be read, a line is malformed, or no query has a relevant document.
     """
     texts: dict[str, str] = {}
-    for given in Corpus([queries], options=()):
+    corpus = Corpus([queries], options=())
+    for given in corpus:
         id = _query_id(given)
         if id in texts:
             raise InputError(given.origin, f"a second query has the id {id!r}")
         texts[id] = given.text
-    gains: dict[str, dict[str, float]] = {}
+    blank = f", which has {corpus.blank} without a text" if corpus.blank else ""
+    grades: dict[str, dict[str, float]] = {}
     for number, line in _lines(qrels):
-        judged = _judgment(f"{os.fspath(qrels)}:{number}", line, first=number == 1)
+        origin = f"{os.fspath(qrels)}:{number}"
+        judged = _judgment(origin, line, first=number == 1)
         if judged is None:
             continue
         query, document, relevance = judged
         if query not in texts:
             raise InputError(
-                f"{os.fspath(qrels)}:{number}",
-                f"there is no query with the id {query!r} in {os.fspath(queries)}",
+                origin, f"there is no query with the id {query!r} in {os.fspath(queries)}{blank}"
             )
-        if relevance > 0:
-            gains.setdefault(query, {})[document] = relevance
-    judged_queries = [id for id in texts if id in gains]
+        before = grades.setdefault(query, {}).setdefault(document, relevance)
+        if before != relevance:
+            raise InputError(
+                origin,
+                f"the relevance of {document!r} to the query {query!r} is {relevance:g}, and was {before:g} before",
+            )
+    gains = {query: {id: grade for id, grade in each.items() if grade > 0} for query, each in grades.items()}
+    judged_queries = [id for id in texts if gains.get(id)]
     if not judged_queries:
         raise InputError(os.fspath(qrels), "no query has a relevant document")
     return Judgments(
         [texts[id] for id in judged_queries],
-        [gains[str(id)] for id in judged_queries],
+        [gains[id] for id in judged_queries],
         len(texts) - len(judged_queries),
     )
 
@@ -91,12 +98,11 @@ def read_pairs(path: _PATH) -> Judgments:
     gains: dict[str, dict[str, float]] = {}
     for number, line in _lines(path):
         origin = f"{os.fspath(path)}:{number}"
-        if line.startswith("{"):
-            record = _json(origin, line)
-            query, document = record.get("query"), record.get("id")
-        else:
-            query, _, document = line.partition("\t")
-            document = document.strip()
+        record = _record(origin, line)
+        if record is None:
+            text, _, id = line.partition("\t")
+            record = {"query": text, "id": id.strip()}
+        query, document = record.get("query"), record.get("id")
         if isinstance(document, int) and not isinstance(document, bool):
             document = str(document)
         if not isinstance(query, str) or not isinstance(document, str) or not query.strip() or not document:
@@ -114,26 +120,28 @@ def _lines(path: _PATH) -> Iterator[tuple[int, str]]:
         yield int(document.origin.rpartition(":")[2]), document.text.strip()
 
 
-def _json(origin: str, line: str) -> dict[str, object]:
+def _record(origin: str, line: str) -> dict[str, object] | None:
+    """The JSON object of a line; ``None`` for columns, the first of which may begin with a brace."""
+    if not line.startswith("{") or ("\t" in line and not line.endswith("}")):
+        return None
     try:
-        record = json.loads(line)
+        record: dict[str, object] = json.loads(line)
     except ValueError as error:
         raise InputError(origin, f"not valid JSON: {error}") from None
-    if not isinstance(record, dict):
-        raise InputError(origin, "not a JSON object")
     return record
 
 
 def _judgment(origin: str, line: str, *, first: bool) -> tuple[str, str, float] | None:
     """Query, document and relevance of a line; ``None`` for a header."""
     fields: list[object]
-    if line.startswith("{"):
-        record = _json(origin, line)
+    record = _record(origin, line)
+    if record is not None:
         fields = [record.get("query_id"), record.get("doc_id"), record.get("relevance", 1)]
         if fields[0] is None or fields[1] is None:
             raise InputError(origin, "expected the fields query_id, doc_id and relevance")
     else:
-        parts = line.split("\t") if line.count("\t") >= 2 else line.split()
+        tabs = line.count("\t") >= 2
+        parts = [part.strip() for part in line.split("\t")] if tabs else line.split()
         if len(parts) not in (3, 4):
             raise InputError(
                 origin, "expected 'query 0 document relevance' (TREC) or 'query document relevance' (BEIR)"
@@ -143,7 +151,7 @@ def _judgment(origin: str, line: str, *, first: bool) -> tuple[str, str, float] 
     try:
         gain = float(relevance)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        if first and not line.startswith("{"):
+        if first and record is None:
             return None
         raise InputError(origin, f"the relevance {relevance!r} is not a number") from None
     if not math.isfinite(gain):

@@ -30,10 +30,16 @@ from .segment import Segment
 from .where import compile_where, fields_of, names_time
 from .words import Postings, attainable, common_from, weight_of
 
-__all__ = ["Asked", "Chosen", "Generation", "open_generation"]
+__all__ = ["OLD_WORDS", "Asked", "Chosen", "Generation", "open_generation"]
 
 Chosen = list[Bits]
 """A bitmap per segment of the rows that match a condition and are not deleted."""
+
+OLD_WORDS = (
+    "an earlier embedkit made the words of {}, which this one does not read: meaning alone counts until embedkit-index "
+    "compact makes them again"
+)
+"""What `Generation.has_old_words` means for searches of an index, to be formatted with its folder."""
 
 _CONDITIONS_KEPT = 8
 _IDS_AT_ONCE = 65_536

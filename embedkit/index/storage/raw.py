@@ -146,15 +146,15 @@ def exact_search(
 
 
 def rescore(
-    vectors: Float32Array, rows: Int64Array, k: int, raw: RawVectors
+    vectors: Float32Array, rows: Int64Array, k: int, gather: Callable[[Int64Array], Float32Array]
 ) -> tuple[Float32Array, Int64Array]:
-    """Rank candidates ``rows`` (n, m), -1 for none, by their vectors, and keep the best ``k``."""
+    """Rank candidates ``rows`` (n, m), -1 for none, by their vectors, which ``gather`` reads; keep the best ``k``."""
     scores = np.full(rows.shape, MISSING, np.float32)
     step = max(1, (1 << 22) // max(1, rows.shape[1] * vectors.shape[1]))  # 16 MiB of candidates at once
     for begin in range(0, len(rows), step):
         block = rows[begin : begin + step]
         lines, columns = np.nonzero(block >= 0)
-        candidates = raw.gather(block[lines, columns])
+        candidates = gather(block[lines, columns])
         scores[begin + lines, columns] = np.einsum("ij,ij->i", candidates, vectors[begin + lines])
     return best(scores, rows, k)
 

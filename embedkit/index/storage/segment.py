@@ -169,7 +169,7 @@ class Segment:
         if part.exact or not parameters.rescore:
             return *part.search(vectors, k, allowed, parameters, exact), completed
         _, rows = part.search(vectors, k * parameters.rescore, allowed, parameters, exact)
-        scores, rows = rescore(vectors, np.where(rows < 0, -1, rows + start), k, self.raw)
+        scores, rows = rescore(vectors, np.where(rows < 0, -1, rows + start), k, self.raw.gather)
         return scores, np.where(rows < 0, -1, rows - start), completed
 
     def _allowed(self, number: int, chosen: Bits | None) -> Allowed | None:

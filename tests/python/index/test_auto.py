@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("faiss")
 
-from embedkit.index.auto import Point, apply, choose, fastest_parameters, smallest
+from embedkit.index.auto import Point, Truth, apply, choose, fastest_parameters, smallest
 from embedkit.index.auto.choice import candidates
-from embedkit.index.auto.measure import frontier, measure, recalls
+from embedkit.index.auto.measure import frontier, measure
 from embedkit.index.auto.plot import plot
 from embedkit.index.storage.faiss_index import create_index
 from embedkit.index.storage.search_parameters import SearchParameters
@@ -31,15 +31,31 @@ def exact(vectors: np.ndarray, queries: np.ndarray, k: int = 10) -> np.ndarray:
     return np.argsort(-(queries @ vectors.T), axis=1, kind="stable")[:, :k]
 
 
+def true(vectors: np.ndarray, queries: np.ndarray) -> Truth:
+    return Truth(queries, exact(vectors, queries), vectors.__getitem__)
+
+
 def test_recall_is_the_mean_share_of_the_true_neighbors() -> None:
     random = np.random.default_rng(0)
-    truth = np.array([random.permutation(30)[:10] for _ in range(31)])
+    vectors, queries = clustered(30), clustered(31, seed=1)
     found = np.array([random.permutation(30)[:10] for _ in range(31)])
     found[3, 4:] = -1
-    shares = [len(set(a) & set(b)) / 10 for a, b in zip(truth.tolist(), found.tolist(), strict=True)]
-    mean, lower = recalls(found, truth)
+    nearest = exact(vectors, queries).tolist()
+    shares = [len(set(a) & set(b)) / 10 for a, b in zip(nearest, found.tolist(), strict=True)]
+    mean, lower = true(vectors, queries).recalls(found)
     assert mean == pytest.approx(np.mean(shares))
     assert lower == pytest.approx(min(np.mean(shares[::2]), np.mean(shares[1::2])))
+
+
+def test_of_rows_that_are_equally_near_any_is_found() -> None:
+    once, queries = clustered(30), clustered(31, seed=1)
+    truth = true(np.repeat(once, 4, axis=0), queries)
+    nearest = exact(once, queries, 3)
+    last = np.flip(4 * nearest[:, :, None] + np.arange(4), axis=2).reshape(
+        31, -1
+    )  # of equal rows, exact has the first
+    assert truth.recalls(last[:, :10]) == (1.0, 1.0)
+    assert truth.recalls(last[:, 2:]) == pytest.approx((0.8, 0.8))  # two nearer ones are missing
 
 
 @pytest.mark.parametrize("needed", [1, 2, 3, 17, 63, 64])
@@ -70,18 +86,26 @@ def test_smallest_stops_at_the_largest_or_a_too_slow_value() -> None:
 def test_settings_of_an_inverted_file_reach_the_recall_that_numpy_measures() -> None:
     everything = clustered(6200)
     vectors, queries = everything[:6000], everything[6000:]
-    truth = exact(vectors, queries)
+    truth = true(vectors, queries)
     index = create_index("IVF64,Flat", 16)
     index.train(vectors)
     index.add(vectors)
-    point, _ = fastest_parameters(index, queries, truth, 0.9)
+    point, _ = fastest_parameters(index, truth, 0.9)
     assert point is not None
     assert point.sure_recall >= 0.9
     apply(index, point.parameters)
     found = index.search(queries, 10)[1]
-    share = np.mean([len(set(a) & set(b)) for a, b in zip(found.tolist(), truth.tolist(), strict=True)]) / 10
+    share = (
+        np.mean(
+            [
+                len(set(a) & set(b))
+                for a, b in zip(found.tolist(), exact(vectors, queries).tolist(), strict=True)
+            ]
+        )
+        / 10
+    )
     assert point.recall == pytest.approx(share)
-    less = measure(index, SearchParameters(nprobe=point.parameters.nprobe - 1), queries, truth)
+    less = measure(index, SearchParameters(nprobe=point.parameters.nprobe - 1), truth)
     assert less.sure_recall < 0.9
 
 
@@ -122,7 +146,7 @@ def test_the_fastest_that_reaches_the_target_is_chosen_from_the_table(
         index.add(vectors)
         apply(index, one.parameters)
         found = index.search(vectors[:300], 10)[1]
-        assert recalls(found, exact(vectors, vectors[:300]))[0] > one.recall - 0.1, one.factory
+        assert true(vectors, vectors[:300]).recalls(found)[0] > one.recall - 0.1, one.factory
 
 
 def test_extrapolated_figures_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,6 +84,7 @@ def test_short_rankings_count_as_they_are() -> None:
         "q1 0 d1 2\nq1 0 d2 0\nq2 0 d3 1\n",
         "query-id\tcorpus-id\tscore\nq1\td1\t2\nq1\td2\t0\nq2\td3\t1\n",
         '{"query_id": "q1", "doc_id": "d1", "relevance": 2}\n{"query_id": "q2", "doc_id": "d3"}\n',
+        "q1 \td1\t 2\nq2\t0\td3 \t1\nq1\td1\t2.0\n",  # a blank around a tab; the same grade twice
     ],
 )
 @pytest.mark.parametrize("id_field", ["id", "_id", "query_id"])
@@ -108,12 +109,17 @@ def test_judgments_come_in_three_formats(tmp_path: Path, qrels: str, id_field: s
         ("q1 0 d1 0\n", "no query has a relevant document"),
         ('{"doc_id": "d1"}\n', "expected the fields query_id"),
         ("{\n", "not valid JSON"),
+        ("q1 0 d1 3\nq1 0 d1 0\n", "qrels:2: the relevance of 'd1' to the query 'q1' is 0, and was 3 before"),
+        (
+            "q2 0 d1 1\n",
+            "no query with the id 'q2' in {folder}/queries.jsonl, which has 1 without a text",
+        ),
     ],
 )
 def test_malformed_judgments_are_named(tmp_path: Path, content: str, message: str) -> None:
-    (tmp_path / "queries.jsonl").write_text('{"id": "q1", "text": "query"}\n')
+    (tmp_path / "queries.jsonl").write_text('{"id": "q1", "text": "query"}\n{"id": "q2", "text": " "}\n')
     (tmp_path / "qrels").write_text(content)
-    with pytest.raises(InputError, match=re.escape(message)):
+    with pytest.raises(InputError, match=re.escape(message.replace("{folder}", str(tmp_path)))):
         read_judgments(tmp_path / "queries.jsonl", tmp_path / "qrels")
 
 
@@ -123,6 +129,11 @@ def test_pairs(tmp_path: Path) -> None:
     judgments = read_pairs(path)
     assert judgments.queries == ["a query", "other"]
     assert judgments.gains == [{"d1": 1.0, "d2": 1.0}, {"3": 1.0}]
+    path.write_text('{braces} q\td1\n{"query":\t"a", "id": "d2"}\n')
+    assert read_pairs(path).queries == ["{braces} q", "a"]
+    path.write_text('{"query": "a\tb", "id": "d2"}\n')
+    with pytest.raises(InputError, match="not valid JSON"):
+        read_pairs(path)
     path.write_text("only a query\n")
     with pytest.raises(InputError, match="expected a query and a document's id"):
         read_pairs(path)

@@ -493,6 +493,35 @@ def test_near_duplicates_are_of_cosines(tmp_path: Path) -> None:
         Index.build(tmp_path / "index", ["a"], FakeEncoder(), dedup="near:0.9", metric="dot")
 
 
+@pytest.mark.parametrize("spooled", [True, False])
+@pytest.mark.parametrize("factory", ["SQ8", "SQ6"])
+def test_near_duplicates_are_those_of_the_vectors_and_not_of_their_codes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factory: str, spooled: bool
+) -> None:
+    if not spooled:  # as after a build that was killed while it was published
+        monkeypatch.setattr("embedkit.index.build.duplicates.SPOOL_FILE", "none")
+    first, other = np.random.default_rng(0).standard_normal((2, 200, 64))
+    other -= (other * first).sum(1, keepdims=True) / (first * first).sum(1, keepdims=True) * first
+    first /= np.linalg.norm(first, axis=1, keepdims=True)
+    other /= np.linalg.norm(other, axis=1, keepdims=True)
+    below = 0.9989 * first + np.sqrt(1 - 0.9989**2) * other
+    documents = [
+        Document(f"{name} {row}", f"{name}{row}", vector=vector)
+        for name, vectors in (("first", first), ("below", below), ("again", first))
+        for row, vector in enumerate(vectors)
+    ]
+    with Index.build(
+        tmp_path / "index",
+        documents if spooled else [one for one in documents if one.id[:5] != "below"],
+        FakeEncoder(truncate_dim=64),
+        factory=factory,
+        kept="none",
+        dedup="near:0.999",
+    ) as built:
+        assert {document.id[:5] for document in built} == ({"first", "below"} if spooled else {"first"})
+        assert len(built) == (400 if spooled else 200)
+
+
 def test_another_model_encodes_everything_again(index: Index) -> None:
     index.delete("d4")
     other = Tokenizing("other", truncate_dim=48)

@@ -91,6 +91,15 @@ def test_stored_vectors_are_left_out_of_their_own_hits_and_deleted_ones_of_all(i
     assert "tuned" not in (inverted.info()["tuning"] or {})
 
 
+def test_of_repeated_texts_any_is_a_hit(tmp_path: Path) -> None:
+    repeated = [text for text in texts(100) for _ in range(20)]
+    documents = [Document(text, f"d{at}") for at, text in enumerate(texts(1000, seed=1) + repeated)]
+    with Index.build(tmp_path / "index", documents, WordEncoder(), factory="IVF16,Flat") as index:
+        tuned = index.tune(1.0, store=False)
+        assert tuned is not None
+        assert tuned.reached
+
+
 def test_an_exact_index_has_nothing_to_tune(tmp_path: Path) -> None:
     with Index.build(tmp_path / "index", texts(50), WordEncoder(), factory="Flat") as index:
         assert index.tune(0.9) is None
@@ -218,6 +227,18 @@ def test_defaults_that_could_not_be_read_again_are_refused(
     for wrong in ({"nprobe": 33}, {"rescore": -1}, {"rescore": 10**15}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be"):
             inverted.set_search_defaults(**wrong)
+    for tuning, error, told in (
+        ({"tuned": "yes"}, TypeError, r"tuning\['tuned'\] must be a dict, not 'yes'"),
+        ({"chosen": None}, TypeError, r"tuning\['chosen'\] must be a dict, not None"),
+        ({"a": float("nan")}, ValueError, "tuning must be JSON: .*not JSON compliant"),
+        ({"a": np.float32(1)}, TypeError, "tuning must be JSON: Object of type float32"),
+        ({"chosen": {"setting": {"nprobe": -5}}}, ValueError, "nprobe must be at least 1, not -5"),
+    ):
+        with pytest.raises(error, match=told):
+            inverted.set_search_defaults(tuning=tuning)
+    for target in ("0.9", None, [0.9]):
+        with pytest.raises(TypeError, match="target_recall must be a number, not"):
+            inverted.tune(target)  # type: ignore[arg-type]
     inverted.set_search_defaults(nprobe=np.int64(3), rescore=0)  # type: ignore[arg-type]
     manifest = inverted.generation.manifest
     monkeypatch.setattr(change, "dated", lambda manifest, _: replace(manifest, generation=-1))

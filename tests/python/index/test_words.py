@@ -435,8 +435,13 @@ def test_an_index_of_an_earlier_version_answers_and_says_what_it_lacks(
             ValueError, match="made by an earlier embedkit; embedkit-index compact makes them"
         ):
             index.search("houses", k=1, hybrid=True)
-        assert main(["query", str(path), "house"]) == 0
-        assert "embedkit-index compact makes them again" in capsys.readouterr().err
+        (tmp_path / "pairs.tsv").write_text("house\t0\n")
+        for command in (
+            ["query", str(path), "house"],
+            ["eval", str(path), "--pairs", f"{tmp_path}/pairs.tsv"],
+        ):
+            assert main(command) == 0
+            assert capsys.readouterr().err.count("embedkit-index compact makes them again") == 1
         index.add([Document("a new house", "new")])
         assert index.search("house", k=1)[0][0].parts is None
         assert index.compact()

@@ -61,6 +61,18 @@ def test_the_index_that_is_open_serves_where_a_newer_one_cannot_be_read(
     assert (hits[0].id, tried) == ("7", [error])
 
 
+def test_an_index_whose_words_are_not_read_is_named_when_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "index"
+    Index.build(path, ["one", "two"], Encoder(threads=1)).close()
+    open_state(Options(index=str(path), threads=1)).close()
+    assert "compact" not in caplog.text
+    monkeypatch.setattr("embedkit.index.storage.generation.Generation.has_old_words", True)
+    open_state(Options(index=str(path), threads=1)).close()
+    assert caplog.text.count(f"made the words of {path}, which this one does not read") == 1
+
+
 @pytest.mark.parametrize(
     "options",
     [{"prompts": {"query": "it: "}}, {"prompts": {"document": "it: "}}, {"max_length": 16}],
