@@ -64,7 +64,14 @@ _CLASSES = {
     "ernie": "BertTokenizer",
     "t5": "T5Tokenizer",
     "mt5": "T5Tokenizer",
+    "gte": "XLMRobertaTokenizer",
+    "gemma3_text": "GemmaTokenizer",
+    "qwen2": "Qwen2Tokenizer",
+    "qwen3": "Qwen2Tokenizer",
 }
+
+# Model types whose class transformers takes whatever their folders name, unless that is code of the model's own.
+_SETTLED = {"qwen2"}
 
 # Model types of which transformers takes tokenizer.json as it is, as many of their folders name a wrong class.
 _AS_WRITTEN = {"modernbert", "mistral"}
@@ -100,12 +107,16 @@ class TokenizerSettings:
 
     @property
     def class_of_transformers(self) -> str:
-        """The class that transformers takes: the named one or, without a name, that of the model type."""
+        """The class that transformers takes: mostly the named one or, without a name, that of the model type."""
         config = _read_optional(self._config_path)
-        if str(config.get("model_type")) in _AS_WRITTEN:
+        model_type = str(config.get("model_type"))
+        if model_type in _AS_WRITTEN:
             return ""
+        registered = _CLASSES.get(model_type, "")
+        if model_type in _SETTLED and not self.has_own_code:
+            return registered
         name = typed(config, "tokenizer_class", str, "", self._config_path).removesuffix("Fast")
-        return self.tokenizer_class or name or _CLASSES.get(str(config.get("model_type")), "")
+        return self.tokenizer_class or name or registered
 
     def special_tokens(self, vocabulary: Container[str]) -> list[dict[str, Any]]:
         """The special tokens without a role, in the form of tokenizer.json.

@@ -112,6 +112,7 @@ def test_another_spelling_is_no_other_tokenizer(tmp_path: Path) -> None:
         ("T5TokenizerFast", "mt5", {"eos_token": "<mask>", "add_prefix_space": False}),
         (None, "t5", {}),
         (None, "mt5", {}),
+        (None, "gte", {}),
         ("RobertaTokenizer", "roberta", {}),
         ("BartTokenizer", "roberta", {"cls_token": "<mask>"}),
         ("GPT2Tokenizer", "roberta", {}),
@@ -225,14 +226,22 @@ def test_token_types_of_the_class_or_the_model_type(
 
 @pytest.mark.parametrize(
     ("kind", "model_type", "token"),
-    [("GemmaTokenizer", "gemma3_text", "<mask>"), ("Qwen2Tokenizer", "qwen3", "<|endoftext|>")],
+    [
+        ("GemmaTokenizer", "gemma3_text", "<mask>"),
+        (None, "gemma3_text", "<mask>"),
+        ("Qwen2Tokenizer", "qwen3", "<|endoftext|>"),
+        (None, "qwen3", "<|endoftext|>"),
+        (None, "qwen2", "<|endoftext|>"),
+        ("GPT2Tokenizer", "qwen2", "<|endoftext|>"),
+        ("PreTrainedTokenizerFast", "qwen2", "<|endoftext|>"),
+    ],
 )
 def test_tokens_of_the_class_in_the_vocabulary_alone(
-    tmp_path: Path, kind: str, model_type: str, token: str
+    tmp_path: Path, kind: str | None, model_type: str, token: str
 ) -> None:
     """No list of added tokens has them."""
     transformers = pytest.importorskip("transformers")
-    if kind == "GemmaTokenizer":
+    if model_type == "gemma3_text":
         names = [
             "<pad>",
             "<eos>",
@@ -251,7 +260,7 @@ def test_tokens_of_the_class_in_the_vocabulary_alone(
         names = [token, *sorted(pre_tokenizers.ByteLevel.alphabet())]
         tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    settings = {"tokenizer_class": kind}
+    settings = {"tokenizer_class": kind} if kind else {}
     write(
         tmp_path, json.loads(tokenizer.to_str()), tokenizer_config=settings, config={"model_type": model_type}
     )
