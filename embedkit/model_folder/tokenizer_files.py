@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -118,10 +118,11 @@ class TokenizerSettings:
         name = typed(config, "tokenizer_class", str, "", self._config_path).removesuffix("Fast")
         return self.tokenizer_class or name or registered
 
-    def special_tokens(self, vocabulary: Container[str]) -> list[dict[str, Any]]:
+    def special_tokens(self, vocabulary: Collection[str]) -> list[dict[str, Any]]:
         """The special tokens without a role, in the form of tokenizer.json.
 
-        A setting such as "query_token" is one if its token is in ``vocabulary``; a new one would have no embedding.
+        A setting such as "query_token" is one if its token is in ``vocabulary``; a new one would have no embedding. So
+        are the tokens that T5 has if no list names others.
         """
         files = [(self.values, self.path)]
         if "added_tokens_decoder" not in self.values:  # beside which transformers reads no older file
@@ -141,7 +142,12 @@ class TokenizerSettings:
                 tokens += _special_tokens(extra, path)
             if not listed and (not extra or isinstance(extra, dict)):  # a list replaces the older name's
                 tokens += _special_tokens(values.get("additional_special_tokens"), path)
-            listed = isinstance(extra, list) or "additional_special_tokens" in values
+            listed = listed or isinstance(extra, list) or "additional_special_tokens" in values
+        if not listed and self.class_of_transformers == "T5Tokenizer":
+            # A file may name any number, and the vocabulary has no more.
+            count = min(typed(self.values, "extra_ids", int, 100, self.path), len(vocabulary))
+            names = [f"<extra_id_{i}>" for i in range(count)]
+            plain |= {name: added_token(name, self.path, special=True) for name in names}
         known = {name: token for name, token in plain.items() if token["content"] in vocabulary}
         return [*{**known, **named}.values(), *tokens]
 

@@ -271,6 +271,33 @@ def test_tokens_of_the_class_in_the_vocabulary_alone(
     )
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"extra_ids": 1},
+        {"extra_special_tokens": {"my_token": "<pad>"}},
+        {"extra_special_tokens": ["<pad>"]},
+        {"additional_special_tokens": ["<extra_id_1>"], "extra_ids": 1},
+    ],
+)
+def test_tokens_of_t5_that_no_list_has(tmp_path: Path, settings: dict[str, Any]) -> None:
+    transformers = pytest.importorskip("transformers")
+    pieces = ["<pad>", "</s>", "<unk>", MARKED, "a", *(f"<extra_id_{i}>" for i in (0, 1, 100))]
+    model = models.Unigram([(piece, -float(place)) for place, piece in enumerate(pieces)], unk_id=2)
+    write(
+        tmp_path,
+        json.loads(Tokenizer(model).to_str()),
+        tokenizer_config=settings,
+        config={"model_type": "t5"},
+    )
+    expected = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    texts = ["a <extra_id_0> a<extra_id_1>a", "<extra_id_100> a"]
+    assert (
+        load_tokenizer(tmp_path).encode_batch(texts) == expected(texts, add_special_tokens=False)["input_ids"]
+    )
+
+
 @pytest.mark.parametrize("newer", [False, True])
 @pytest.mark.parametrize("own", [{}, {"cls_token": "[MASK]"}])
 def test_special_tokens_map_against_transformers(tmp_path: Path, own: dict[str, str], newer: bool) -> None:
