@@ -17,6 +17,7 @@ from embedkit.model_folder.pair_template import read_pair_template
 from embedkit.model_folder.tokenizer import changes_beside, load_tokenizer
 from embedkit.model_folder.tokenizer_files import TokenizerSettings
 
+BRACKETED = {f"{name}_token": f"[{name.upper()}]" for name in ("cls", "sep", "unk", "pad", "mask")}
 CHARSMAP = charsmap({"\n": " ", "\u3000": " ", "\u2581": " "})
 
 
@@ -118,6 +119,9 @@ def test_another_spelling_is_no_other_tokenizer(tmp_path: Path) -> None:
         ("GPT2Tokenizer", "roberta", {}),
         ("BertTokenizer", "bert", {}),
         ("BertTokenizer", "bert", {"cls_token": "[MASK]", "unk_token": "[PAD]"}),
+        ("ConvBertTokenizer", "bert", {}),
+        ("ConvBertTokenizerFast", "bert", {"cls_token": "[MASK]"}),
+        ("FunnelTokenizer", "bert", {**BRACKETED, "bos_token": "[CLS]", "eos_token": "[SEP]"}),
         ("PreTrainedTokenizerFast", "xlm-roberta", {}),
         ("LlamaTokenizer", "llama", {}),
         ("LlamaTokenizerFast", "llama", {"legacy": True}),
