@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from copy import copy
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
 import numpy as np
@@ -22,7 +24,7 @@ from .arguments import (
 from .backends.engine import Counts, EncodingEngine, Plan
 from .backends.opening import OpenOptions
 from .dropin import DropIn, Pool
-from .inputs import as_texts, check_collection, progress, windows
+from .inputs import TextsWarning, as_texts, check_collection, progress, windows
 from .loaded_model import HubOptions
 from .output import import_torch, to_torch
 
@@ -415,11 +417,16 @@ class Encoder(DropIn):
             ValueError: the encoder is closed.
         """
         texts = ["warm up"] * (4 * self._threads)
-        for engine in self._engine.each():
-            engine.warm_up()
-            with closing(engine.encode(iter([texts]), self._plan(engine=engine), Counts())) as results:
-                for _ in results:
-                    pass
+        own = copy(self)  # shares the model
+        own._on_overflow = "truncate"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TextsWarning)  # nobody gave these texts
+            for engine in self._engine.each():
+                engine.warm_up()
+                plan = own._plan(prompt="", engine=engine)
+                with closing(engine.encode(iter([texts]), plan, Counts())) as results:
+                    for _ in results:
+                        pass
 
     def tokenize(self, texts: Iterable[str]) -> dict[str, list[list[int]]]:
         """The token ids that `encode` runs for texts without a prompt: ``{"input_ids": [[…], …]}``, unpadded."""

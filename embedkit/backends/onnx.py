@@ -4,7 +4,8 @@ embedkit's own graphs output the final embeddings. For other graphs the token em
 and Normalize run in numpy as described by the folder's ``modules.json``; a graph that outputs sentence embeddings only
 is used as it is.
 
-Graphs take padded batches, so texts of similar length are batched together. Memory is bounded by the token budget B:
+Graphs take padded batches, so texts of similar length are batched together, and texts of equal length for a graph
+without an attention mask, which would take padding for text. Memory is bounded by the token budget B:
 B × 8 bytes for each input, B × hidden_size × 4 for the token embeddings, and ONNX Runtime's own memory for the layers,
 which is proportional to B.
 """
@@ -74,6 +75,7 @@ class OnnxStage:
         session = Session(graph.path, providers, threads)
         self._session = session
         self._process = os.getpid()
+        self._equal = "attention_mask" not in session.inputs  # whether a batch has texts of one length only
         self._final = session.sentence and (graph.own or not (session.tokens and described))
         self._head = None if self._final else NumpyHead(folder.pooling.modes, core_head(folder))
         if session.tokens:
@@ -100,7 +102,7 @@ class OnnxStage:
             )
 
     def cut(self, lengths: npt.NDArray[np.int32], most_texts: int) -> Sequence[int]:
-        """As `Stage.cut`: where the budget is used up, or padding would grow too much."""
+        """As `Stage.cut`: where the budget is used up, padding would grow too much, or must not be."""
         cuts = [0]
         for index, length in enumerate(lengths.tolist()):
             begin = cuts[-1]
@@ -109,7 +111,8 @@ class OnnxStage:
                 longest = length
                 continue
             full = (texts + 1) * longest > self._budget or texts == most_texts
-            if full or (length < _LEAST_FILL * longest and texts * longest > self._budget // 4):
+            padded = length < _LEAST_FILL * longest and texts * longest > self._budget // 4
+            if full or padded or (self._equal and length != longest):
                 cuts.append(index)
                 longest = length
         return [*cuts, len(lengths)] if len(lengths) else cuts

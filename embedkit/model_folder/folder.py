@@ -453,11 +453,9 @@ class SentenceConfig:
         return value
 
     def similarity(self) -> str | None:
-        """``similarity_fn_name``, or None."""
+        """``similarity_fn_name``; None also for one of other models (``maxsim``), as in sentence-transformers."""
         name = self.text("similarity_fn_name")
-        if name is not None and name not in SIMILARITIES:
-            raise self._wrong("similarity_fn_name", f"one of {', '.join(SIMILARITIES)}")
-        return name
+        return name if name in SIMILARITIES else None
 
     def index_precision(self) -> str | None:
         """``index_precision``, or None."""

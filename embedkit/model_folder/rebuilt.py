@@ -32,8 +32,10 @@ BERT_CLASSES = {
     "SqueezeBertTokenizer",
     "LayoutLMTokenizer",
     "LxmertTokenizer",
+    "FunnelTokenizer",
 }
-REBUILT = BERT_CLASSES - {"RetriBertTokenizer", "ConvBertTokenizer"}  # which take tokenizer.json as it is
+_AROUND = "ConvBertTokenizer"  # takes all of tokenizer.json but its post-processor
+REBUILT = BERT_CLASSES - {"RetriBertTokenizer", _AROUND}  # the former takes it as it is
 _BYTE_LEVEL = {"RobertaTokenizer", "GPT2Tokenizer", "BartTokenizer", "LongformerTokenizer"}
 _UNIGRAM = {"XLMRobertaTokenizer", "CamembertTokenizer", "AlbertTokenizer", "T5Tokenizer"}
 _LLAMA = "LlamaTokenizer"
@@ -61,9 +63,10 @@ _ALBERT_TOKENS = {
     "pad_token": "<pad>",
 }
 _TOKENS = {
-    **dict.fromkeys(REBUILT, _BERT_TOKENS),
+    **dict.fromkeys(REBUILT | {_AROUND}, _BERT_TOKENS),
     **dict.fromkeys(_BYTE_LEVEL | _UNIGRAM, _ROBERTA_TOKENS),
     "MPNetTokenizer": {**_ROBERTA_TOKENS, "unk_token": "[UNK]"},
+    "FunnelTokenizer": {**_ROBERTA_TOKENS, "sep_token": "<sep>", "cls_token": "<cls>"},
     "AlbertTokenizer": _ALBERT_TOKENS,
     "T5Tokenizer": {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
     "GPT2Tokenizer": dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>"),
@@ -107,6 +110,8 @@ def rebuild(content: dict[str, Any], settings: TokenizerSettings, kind: str, pat
         return content
     if kind in REBUILT and is_wordpiece(model):
         changes = _bert(content, model, settings, kind)
+    elif kind == _AROUND:
+        changes = _processor(content, settings, "BertProcessing", cls="[CLS]", sep="[SEP]")
     elif kind in _BYTE_LEVEL and model.get("type") == "BPE":
         changes = _byte_level(content, model, settings, kind)
     elif kind == _LLAMA and model.get("type") == "BPE" and model.get("byte_fallback") is True:

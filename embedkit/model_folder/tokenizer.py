@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -186,7 +186,7 @@ def _other_fields(made: Mapping[str, Any], written: Mapping[str, Any]) -> dict[s
 
 
 def vocabulary_tokens(
-    settings: TokenizerSettings, vocabulary: Container[str]
+    settings: TokenizerSettings, vocabulary: Collection[str]
 ) -> tuple[dict[str, dict[str, Any]], list[dict[str, Any]]]:
     """The tokens of the roles and all added tokens of a tokenizer without tokenizer.json."""
     defaults = default_tokens(settings.class_of_transformers) or default_tokens("BertTokenizer")
@@ -342,7 +342,7 @@ def _missing_tokens(
     roles = [token for name in ROLES if (token := settings.token(name, defaults.get(name))) is not None]
     vocab: Any = model.get("vocab")
     if isinstance(vocab, list):  # of Unigram, with scores; checked later
-        vocab = [row[0] for row in vocab if isinstance(row, list) and row]
+        vocab = {row[0] for row in vocab if isinstance(row, list) and row and isinstance(row[0], str)}
     elif not isinstance(vocab, dict):
         vocab = ()
     # One that the vocabulary has not either would need an embedding that the model rarely has.
@@ -498,7 +498,7 @@ def _of_tokenizers(error: BaseException) -> bool:
 
 
 def _added_of_settings(
-    settings: TokenizerSettings, roles: list[dict[str, Any]], vocabulary: Container[str]
+    settings: TokenizerSettings, roles: list[dict[str, Any]], vocabulary: Collection[str]
 ) -> list[dict[str, Any]]:
     """The added tokens of the files beside tokenizer.json, in the order in which they get new ids."""
     path = settings.path

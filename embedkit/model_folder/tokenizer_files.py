@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -64,7 +64,14 @@ _CLASSES = {
     "ernie": "BertTokenizer",
     "t5": "T5Tokenizer",
     "mt5": "T5Tokenizer",
+    "gte": "XLMRobertaTokenizer",
+    "gemma3_text": "GemmaTokenizer",
+    "qwen2": "Qwen2Tokenizer",
+    "qwen3": "Qwen2Tokenizer",
 }
+
+# Model types whose class transformers takes whatever their folders name, unless that is code of the model's own.
+_SETTLED = {"qwen2"}
 
 # Model types of which transformers takes tokenizer.json as it is, as many of their folders name a wrong class.
 _AS_WRITTEN = {"modernbert", "mistral"}
@@ -100,17 +107,22 @@ class TokenizerSettings:
 
     @property
     def class_of_transformers(self) -> str:
-        """The class that transformers takes: the named one or, without a name, that of the model type."""
+        """The class that transformers takes: mostly the named one or, without a name, that of the model type."""
         config = _read_optional(self._config_path)
-        if str(config.get("model_type")) in _AS_WRITTEN:
+        model_type = str(config.get("model_type"))
+        if model_type in _AS_WRITTEN:
             return ""
+        registered = _CLASSES.get(model_type, "")
+        if model_type in _SETTLED and not self.has_own_code:
+            return registered
         name = typed(config, "tokenizer_class", str, "", self._config_path).removesuffix("Fast")
-        return self.tokenizer_class or name or _CLASSES.get(str(config.get("model_type")), "")
+        return self.tokenizer_class or name or registered
 
-    def special_tokens(self, vocabulary: Container[str]) -> list[dict[str, Any]]:
+    def special_tokens(self, vocabulary: Collection[str]) -> list[dict[str, Any]]:
         """The special tokens without a role, in the form of tokenizer.json.
 
-        A setting such as "query_token" is one if its token is in ``vocabulary``; a new one would have no embedding.
+        A setting such as "query_token" is one if its token is in ``vocabulary``; a new one would have no embedding. So
+        are the tokens that T5 has if no list names others.
         """
         files = [(self.values, self.path)]
         if "added_tokens_decoder" not in self.values:  # beside which transformers reads no older file
@@ -130,7 +142,12 @@ class TokenizerSettings:
                 tokens += _special_tokens(extra, path)
             if not listed and (not extra or isinstance(extra, dict)):  # a list replaces the older name's
                 tokens += _special_tokens(values.get("additional_special_tokens"), path)
-            listed = isinstance(extra, list) or "additional_special_tokens" in values
+            listed = listed or isinstance(extra, list) or "additional_special_tokens" in values
+        if not listed and self.class_of_transformers == "T5Tokenizer":
+            # A file may name any number, and the vocabulary has no more.
+            count = min(typed(self.values, "extra_ids", int, 100, self.path), len(vocabulary))
+            names = [f"<extra_id_{i}>" for i in range(count)]
+            plain |= {name: added_token(name, self.path, special=True) for name in names}
         known = {name: token for name, token in plain.items() if token["content"] in vocabulary}
         return [*{**known, **named}.values(), *tokens]
 

@@ -83,6 +83,16 @@ def test_positions_as_an_input(kind: str, tmp_path: Path, texts: list[str]) -> N
     np.testing.assert_allclose(encoder.encode(texts), Encoder(source).encode(texts), atol=2e-5)
 
 
+def test_a_graph_without_a_mask_takes_no_padding(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    source = make_model(**SHAPE)
+    graph = trace(source, tmp_path / "model.onnx", inputs=("input_ids",))
+    encoder = Encoder(optimum_folder(source, graph, tmp_path / "model"), backend="onnx")
+    texts = ["the weather is lovely today .", "hello", "hello world", "hello world"]
+    np.testing.assert_allclose(encoder.encode(texts), Encoder(source).encode(texts), atol=1e-5)
+    stage: OnnxStage = encoder._engine.stage  # type: ignore[attr-defined]
+    assert list(stage.cut(np.array([9, 8, 8, 8, 3], dtype=np.int32), 2)) == [0, 1, 3, 4, 5]
+
+
 def test_prompts_excluded_from_pooling(
     make_model: Callable[..., Path],
     reference: Callable[[Path], Any],

@@ -39,6 +39,17 @@ def test_pickle(make_model: Make, precision: str) -> None:
         pickle.dumps(encoder)
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("on_overflow", ["error", "truncate"])
+def test_warm_up_says_nothing_of_its_texts(make_model: Make, on_overflow: str) -> None:
+    prompts = {"query": "the weather is lovely today "}
+    encoder = Encoder(
+        make_model(), max_length=3, on_overflow=on_overflow, prompts=prompts, default_prompt_name="query"
+    )
+    encoder.warm_up()
+    assert encoder.describe()["on_overflow"] == on_overflow
+
+
 @pytest.mark.parametrize(
     "changed", [lambda texts: texts.__delitem__(slice(4, None)), lambda texts: texts.append("b")]
 )

@@ -255,7 +255,7 @@ def test_dense_activations(folder: Path, name: str | None, activation: str) -> N
             {"default_prompt_name": 1},
             "default_prompt_name must be a text",
         ),
-        ("config_sentence_transformers.json", {"similarity_fn_name": "maxsim"}, "must be one of cosine"),
+        ("config_sentence_transformers.json", {"similarity_fn_name": 1}, "must be a text"),
         (
             "config_sentence_transformers.json",
             {"truncate_dim": -3},
@@ -275,6 +275,12 @@ def test_wrong_values_are_refused(folder: Path, file: str, changes: dict[str, An
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         open_folder(folder)
     assert str(folder / file) in str(caught.value)
+
+
+def test_a_similarity_of_other_models_is_none(folder: Path) -> None:
+    """Late-interaction models name maxsim; sentence-transformers passes it over, too."""
+    edit(folder / "config_sentence_transformers.json", similarity_fn_name="maxsim")
+    assert open_folder(folder).similarity_fn_name is None
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '"text"', "\x00"])

@@ -202,6 +202,13 @@ def test_a_folder_that_another_process_has_written_meanwhile(tmp_path: Path) -> 
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_a_folder_that_cannot_be_made_is_named_as_given(tmp_path: Path) -> None:
+    target = tmp_path / ("x" * 250)  # the hidden folder's name is longer than file systems allow
+    with pytest.raises(OSError) as caught, new_folder(target):
+        pass
+    assert caught.value.filename == str(target)
+
+
 def test_a_failed_save_leaves_nothing(make_model: Make, tmp_path: Path) -> None:
     source = Path(shutil.copytree(make_model(), tmp_path / "source"))
     encoder = Encoder(source)

@@ -17,6 +17,7 @@ from embedkit.model_folder.pair_template import read_pair_template
 from embedkit.model_folder.tokenizer import changes_beside, load_tokenizer
 from embedkit.model_folder.tokenizer_files import TokenizerSettings
 
+BRACKETED = {f"{name}_token": f"[{name.upper()}]" for name in ("cls", "sep", "unk", "pad", "mask")}
 CHARSMAP = charsmap({"\n": " ", "\u3000": " ", "\u2581": " "})
 
 
@@ -112,11 +113,15 @@ def test_another_spelling_is_no_other_tokenizer(tmp_path: Path) -> None:
         ("T5TokenizerFast", "mt5", {"eos_token": "<mask>", "add_prefix_space": False}),
         (None, "t5", {}),
         (None, "mt5", {}),
+        (None, "gte", {}),
         ("RobertaTokenizer", "roberta", {}),
         ("BartTokenizer", "roberta", {"cls_token": "<mask>"}),
         ("GPT2Tokenizer", "roberta", {}),
         ("BertTokenizer", "bert", {}),
         ("BertTokenizer", "bert", {"cls_token": "[MASK]", "unk_token": "[PAD]"}),
+        ("ConvBertTokenizer", "bert", {}),
+        ("ConvBertTokenizerFast", "bert", {"cls_token": "[MASK]"}),
+        ("FunnelTokenizer", "bert", {**BRACKETED, "bos_token": "[CLS]", "eos_token": "[SEP]"}),
         ("PreTrainedTokenizerFast", "xlm-roberta", {}),
         ("LlamaTokenizer", "llama", {}),
         ("LlamaTokenizerFast", "llama", {"legacy": True}),
@@ -225,14 +230,22 @@ def test_token_types_of_the_class_or_the_model_type(
 
 @pytest.mark.parametrize(
     ("kind", "model_type", "token"),
-    [("GemmaTokenizer", "gemma3_text", "<mask>"), ("Qwen2Tokenizer", "qwen3", "<|endoftext|>")],
+    [
+        ("GemmaTokenizer", "gemma3_text", "<mask>"),
+        (None, "gemma3_text", "<mask>"),
+        ("Qwen2Tokenizer", "qwen3", "<|endoftext|>"),
+        (None, "qwen3", "<|endoftext|>"),
+        (None, "qwen2", "<|endoftext|>"),
+        ("GPT2Tokenizer", "qwen2", "<|endoftext|>"),
+        ("PreTrainedTokenizerFast", "qwen2", "<|endoftext|>"),
+    ],
 )
 def test_tokens_of_the_class_in_the_vocabulary_alone(
-    tmp_path: Path, kind: str, model_type: str, token: str
+    tmp_path: Path, kind: str | None, model_type: str, token: str
 ) -> None:
     """No list of added tokens has them."""
     transformers = pytest.importorskip("transformers")
-    if kind == "GemmaTokenizer":
+    if model_type == "gemma3_text":
         names = [
             "<pad>",
             "<eos>",
@@ -251,12 +264,39 @@ def test_tokens_of_the_class_in_the_vocabulary_alone(
         names = [token, *sorted(pre_tokenizers.ByteLevel.alphabet())]
         tokenizer = Tokenizer(models.BPE({name: i for i, name in enumerate(names)}, []))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    settings = {"tokenizer_class": kind}
+    settings = {"tokenizer_class": kind} if kind else {}
     write(
         tmp_path, json.loads(tokenizer.to_str()), tokenizer_config=settings, config={"model_type": model_type}
     )
     expected = transformers.AutoTokenizer.from_pretrained(tmp_path)
     texts = [f"a {token}b", token, "ab"]
+    assert (
+        load_tokenizer(tmp_path).encode_batch(texts) == expected(texts, add_special_tokens=False)["input_ids"]
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"extra_ids": 1},
+        {"extra_special_tokens": {"my_token": "<pad>"}},
+        {"extra_special_tokens": ["<pad>"]},
+        {"additional_special_tokens": ["<extra_id_1>"], "extra_ids": 1},
+    ],
+)
+def test_tokens_of_t5_that_no_list_has(tmp_path: Path, settings: dict[str, Any]) -> None:
+    transformers = pytest.importorskip("transformers")
+    pieces = ["<pad>", "</s>", "<unk>", MARKED, "a", *(f"<extra_id_{i}>" for i in (0, 1, 100))]
+    model = models.Unigram([(piece, -float(place)) for place, piece in enumerate(pieces)], unk_id=2)
+    write(
+        tmp_path,
+        json.loads(Tokenizer(model).to_str()),
+        tokenizer_config=settings,
+        config={"model_type": "t5"},
+    )
+    expected = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    texts = ["a <extra_id_0> a<extra_id_1>a", "<extra_id_100> a"]
     assert (
         load_tokenizer(tmp_path).encode_batch(texts) == expected(texts, add_special_tokens=False)["input_ids"]
     )
