@@ -463,7 +463,7 @@ def _words_of(generation: Generation) -> str | None:
     segments = generation.manifest.segments
     if not all(segment.keywords for segment in segments):
         return None
-    if any(segment.words is None for segment in segments):
+    if any(segment.has_old_words for segment in segments):
         return "of an earlier version: compact renews them"
     if not generation.searches_words:
         return None

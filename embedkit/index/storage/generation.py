@@ -257,7 +257,7 @@ class Generation:
     @property
     def has_words(self) -> bool:
         """Whether the words of every segment are stored, as this version of embedkit makes them."""
-        return all(segment.entry.words is not None for segment in self.segments)
+        return all(segment.entry.has_words for segment in self.segments)
 
     @property
     def searches_words(self) -> bool:
@@ -267,7 +267,7 @@ class Generation:
     @property
     def has_old_words(self) -> bool:
         """Whether an earlier version of embedkit made the words of a segment, which this one does not read."""
-        return any(segment.entry.keywords and segment.entry.words is None for segment in self.segments)
+        return any(segment.entry.has_old_words for segment in self.segments)
 
     def asked(self, query: str) -> Asked:
         """The words of ``query``, as each segment is asked for them; `has_words` must hold."""
