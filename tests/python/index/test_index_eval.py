@@ -179,7 +179,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_plot_names_indexes_as_they_are_named(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    plot_quality(tmp_path / "out.png", [("a$x_{$b", "vectors", 1, 0.5), ("_b", "vectors", 2, 0.6)], title="two")
+    plot_quality(
+        tmp_path / "out.png", [("a$x_{$b", "vectors", 1, 0.5), ("_b", "vectors", 2, 0.6)], title="two"
+    )
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
