@@ -25,9 +25,12 @@ _REST = "#b0b0b0"
 
 
 def title_of(picture: Picture) -> str:
-    """What is drawn: how many documents, and how."""
+    """What is drawn: how many documents, or passages of how many, and how."""
     shown = len(picture.ids)
-    count = f"{shown:,} documents" if shown == picture.total else f"{shown:,} of {picture.total:,} documents"
+    what = "documents"
+    if picture.whole is not None:
+        what = f"passages of {picture.whole:,} document{'' if picture.whole == 1 else 's'}"
+    count = f"{shown:,} {what}" if shown == picture.total else f"{shown:,} of {picture.total:,} {what}"
     return f"{count}; {picture.layout}; color: {picture.color or 'clusters'}"
 
 
