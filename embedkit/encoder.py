@@ -372,10 +372,11 @@ class Encoder(DropIn):
         blocks = windows(iter(sentences), check_positive("block_size", block_size))
 
         def encoded() -> Iterator[Vectors]:
+            self._engine  # noqa: B018 (raises if the encoder was closed)
             with closing(engine.encode(blocks, plan, self._counts)) as results:
                 for block in results:
                     yield block
-                    self._engine  # noqa: B018 (raises if the encoder was closed meanwhile)
+                    self._engine  # noqa: B018 (or meanwhile)
 
         return encoded()
 

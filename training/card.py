@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..index.figure import plain
 from .objectives import objective_class
 from .objectives.base import Objective
 from .recipe import Recipe
@@ -93,13 +94,13 @@ def write_curve(path: Path, recipe: Recipe, history: list[dict[str, Any]]) -> No
     loss_axis = figure.add_subplot()
     losses = [(entry["step"], entry["loss"]) for entry in history if "loss" in entry]
     loss_axis.plot(*zip(*losses, strict=True) if losses else ([], []), color="0.6", label="loss")
-    loss_axis.set(xlabel="step", ylabel="training loss", title=recipe.name)
+    loss_axis.set(xlabel="step", ylabel="training loss", title=plain(recipe.name))
     names = sorted({key for entry in history for key in entry if key.startswith("eval_")})
     if names:
         score_axis = loss_axis.twinx()
         score_axis.set_ylabel("dev score")
     for name in names:
         points = [(entry["step"], entry[name]) for entry in history if name in entry]
-        score_axis.plot(*zip(*points, strict=True), marker="o", label=name.removeprefix("eval_"))
+        score_axis.plot(*zip(*points, strict=True), marker="o", label=plain(name.removeprefix("eval_")))
     figure.legend(loc="outside lower center", ncols=3, fontsize="small")
     figure.savefig(path, dpi=120)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import shlex
-import threading
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..files import expanded
 from ..model_folder.folder import BUILTIN, FORMER_BUILTIN
 from .errors import ModelMismatchError
+from .forking import fork_lock
 from .storage.manifest import EncoderEntry, Manifest
 
 if TYPE_CHECKING:
@@ -280,7 +280,7 @@ class LazyEncoder:
         self._threads = threads
         self._device = device
         self._force = force
-        self._lock = threading.Lock()
+        self._lock = fork_lock()
         self._loaded = None if given is None or isinstance(given, (str, os.PathLike)) else given
 
     @property

@@ -1,4 +1,4 @@
-"""What plots share: where they can be written, an axis of milliseconds, and the writing."""
+"""What plots share: where they can be written, names in them, an axis of milliseconds, and the writing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["FORMATS", "MARKERS", "check_file", "check_plot", "save_figure", "time_axis"]
+__all__ = ["FORMATS", "MARKERS", "check_file", "check_plot", "plain", "save_figure", "time_axis"]
 
 FORMATS = (".png", ".svg", ".pdf")
 MARKERS = "osD^vP*Xph"
@@ -47,6 +47,15 @@ def check_plot(path: str | os.PathLike[str]) -> None:
     check_file(path)
     if importlib.util.find_spec("matplotlib") is None:
         raise ImportError("a plot needs matplotlib, which is not installed: pip install matplotlib")
+
+
+def plain(text: str) -> str:
+    """``text`` that matplotlib shows as it is.
+
+    It takes what is between two "$" for a formula, and leaves what begins with "_" out of a legend.
+    """
+    text = text.replace("$", r"\$")
+    return f"\u200b{text}" if text.startswith("_") else text
 
 
 def time_axis(axes: Axes, label: str) -> None:

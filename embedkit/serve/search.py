@@ -156,7 +156,7 @@ class SearchService:
     def _analyzers(self, found: list[list[Hit]]) -> dict[str, Analyzer]:
         """By the id of each hit, that of its segment's language; not of those that another process has deleted now."""
         generation = self.index.generation
-        # words of an earlier version of embedkit are not recorded with their segment
+        # the first embedkit did not record the words with their segment
         own = generation.manifest.language
         words = [segment.entry.words for segment in generation.segments]
         analyzers = [_analyzer(own if made is None else made.language) for made in words]

@@ -202,8 +202,9 @@ def check_finished(
 ) -> SegmentEntry | None:
     """The complete segment that an interrupted build has left, if it is the one to be made now.
 
-    ``None`` if there is none, or if it is to be made again: its files are not as they were written, or the index to
-    which its documents are added has become of another kind. What else is left of the build is used for that.
+    ``None`` if there is none, or if it is to be made again: its files are not as they were written, its words are
+    those of an earlier embedkit, or the index to which its documents are added has become of another kind. What else is
+    left of the build is used for that.
     """
     root, mode, finished = writer.root, state.header.mode, state.finished
     if finished is None:
@@ -221,7 +222,7 @@ def check_finished(
             f"{root}: an interrupted '{mode}' had finished with another {_MADE_NAMES[name]} ({told(before, name)}, "
             f"now {told(made, name)}); run that command again, or discard it with --restart (restart=True)"
         )
-    if differing or _remove_damaged(writer, finished.segment):
+    if differing or finished.segment.has_old_words or _remove_damaged(writer, finished.segment):
         forget_finished(writer.journal)
         return None
     if _digest(documents) != before.input:

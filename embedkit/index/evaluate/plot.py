@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from ..figure import MARKERS, check_plot, save_figure, time_axis
+from ..figure import MARKERS, check_plot, plain, save_figure, time_axis
 
 __all__ = ["plot_quality"]
 
@@ -39,7 +39,7 @@ def plot_quality(
             marker = MARKERS[searches.index(search) % len(MARKERS)]
             axes.plot([ms], [ndcg], marker, color=f"C{number % 10}", markersize=8)
     keys = [
-        Line2D([], [], color=f"C{number % 10}", linewidth=3, label=name)
+        Line2D([], [], color=f"C{number % 10}", linewidth=3, label=plain(name))
         for number, name in enumerate(indexes)
     ]
     keys += [

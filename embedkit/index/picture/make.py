@@ -53,6 +53,7 @@ class Picture:
         color: the name of that field; ``None``: clusters.
         values: (n,) the values of a field of numbers, NaN where there is none; ``None``: groups are colored.
         total: documents in the index, of which these may be a sample.
+        whole: the documents that these are passages of; ``None``: they are whole.
     """
 
     points: Float32Array
@@ -65,6 +66,7 @@ class Picture:
     color: str | None
     values: np.ndarray[Any, Any] | None
     total: int
+    whole: int | None = None
 
 
 def make_picture(
@@ -78,7 +80,7 @@ def make_picture(
     """Lay out the documents of ``index``, or ``sample`` of them, in two dimensions.
 
     Args:
-        index: with at least three documents.
+        index: with at least three documents, or passages.
         layout: "pca" (the two directions of the largest variance), "umap" (McInnes et al. 2018, needs umap-learn), or
             "auto": UMAP if it is installed.
         color: the field that colors the points (``author.name`` reaches into objects); ``None``: clusters.
@@ -97,7 +99,8 @@ def make_picture(
     generation = index.generation
     rows = generation.living_rows()
     if len(rows) < 3:
-        raise InputError(str(index.path), f"a picture needs at least 3 documents, the index has {len(rows)}")
+        what = "documents" if generation.manifest.passages is None else "passages"
+        raise InputError(str(index.path), f"a picture needs at least 3 {what}, the index has {len(rows)}")
     if len(rows) > sample:
         rows = np.sort(np.random.default_rng(_SEED).choice(rows, max(3, sample), replace=False))
     vectors = generation.vectors(rows)
@@ -124,6 +127,7 @@ def make_picture(
         color,
         values,
         generation.manifest.documents,
+        None if generation.manifest.passages is None else generation.whole_documents,
     )
 
 

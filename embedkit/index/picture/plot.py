@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..figure import check_plot, save_figure
+from ..figure import check_plot, plain, save_figure
 from .make import OTHER
 
 if TYPE_CHECKING:
@@ -25,9 +25,12 @@ _REST = "#b0b0b0"
 
 
 def title_of(picture: Picture) -> str:
-    """What is drawn: how many documents, and how."""
+    """What is drawn: how many documents, or passages of how many, and how."""
     shown = len(picture.ids)
-    count = f"{shown:,} documents" if shown == picture.total else f"{shown:,} of {picture.total:,} documents"
+    what = "documents"
+    if picture.whole is not None:
+        what = f"passages of {picture.whole:,} document{'' if picture.whole == 1 else 's'}"
+    count = f"{shown:,} {what}" if shown == picture.total else f"{shown:,} of {picture.total:,} {what}"
     return f"{count}; {picture.layout}; color: {picture.color or 'clusters'}"
 
 
@@ -68,13 +71,13 @@ def write_plot(picture: Picture, path: str | os.PathLike[str]) -> None:
         axes.scatter(picture.points[~known, 0], picture.points[~known, 1], color=_REST, **dots)
         x, y = picture.points[known].T
         drawn = axes.scatter(x, y, c=picture.values[known], cmap="viridis", **dots)
-        figure.colorbar(drawn, ax=axes, shrink=0.6, label=picture.color)
+        figure.colorbar(drawn, ax=axes, shrink=0.6, label=plain(picture.color or ""))
     else:
         groups = np.array(picture.groups, object)
         for name, color in groups_in_order(picture):
             mine = groups == name
             axes.scatter(
-                *picture.points[mine].T, color=color, label=f"{_plain(name)} ({mine.sum():,})", **dots
+                *picture.points[mine].T, color=color, label=f"{plain(name)} ({mine.sum():,})", **dots
             )
         legend = axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False)
         for handle in filter(None, legend.legend_handles):
@@ -83,17 +86,12 @@ def write_plot(picture: Picture, path: str | os.PathLike[str]) -> None:
         mine = picture.points[picture.clusters == number]
         if len(mine):
             x, y = np.median(mine, axis=0)
-            text = axes.text(x, y, _plain(name), fontsize=8.5, ha="center", va="center", weight="bold")
+            text = axes.text(x, y, plain(name), fontsize=8.5, ha="center", va="center", weight="bold")
             text.set_path_effects([effects.withStroke(linewidth=3, foreground="white")])
-    axes.set_title(_plain(title_of(picture)), fontsize=10)
+    axes.set_title(plain(title_of(picture)), fontsize=10)
     axes.set_xticks([])
     axes.set_yticks([])
     axes.set_aspect("equal", "datalim")
     for side in axes.spines.values():
         side.set_visible(False)
     save_figure(figure, path)
-
-
-def _plain(text: str) -> str:
-    """``text`` without what matplotlib takes for a formula."""
-    return text.replace("$", r"\$")

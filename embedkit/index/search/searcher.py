@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..encoder import LazyEncoder, TextEncoder, check_encoder, query_steps
+from ..forking import fork_lock
 from ..several import several_ids
 from ..storage.document_store import StoredDocument
 from ..storage.faiss_gpu import faiss_gpu
@@ -72,7 +72,7 @@ class Searcher:
 
         generation = open_generation(path, accept, searches=True)
         self.path = path.absolute()  # the index stays where it is when the process goes to another folder
-        self._generation_lock = threading.Lock()
+        self._generation_lock = fork_lock()
         self._threads = threads
         self._device = device
         self._half = half
@@ -463,7 +463,7 @@ def _words_of(generation: Generation) -> str | None:
     segments = generation.manifest.segments
     if not all(segment.keywords for segment in segments):
         return None
-    if any(segment.words is None for segment in segments):
+    if any(segment.has_old_words for segment in segments):
         return "of an earlier version: compact renews them"
     if not generation.searches_words:
         return None

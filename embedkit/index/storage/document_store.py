@@ -8,6 +8,7 @@ missing row was replaced before the segment was finished.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import math
 import sqlite3
@@ -29,6 +30,7 @@ from ...documents.errors import InputError
 from ...documents.passages import document_of
 from ...files import check_opens
 from ..errors import IndexDamagedError, ResumeError
+from ..forking import fork_lock
 from ..words.analyzer import Analyzer, analyzer
 from ..words.languages import AUTO, NONE, detect_language
 from .ids import write_ids
@@ -393,15 +395,22 @@ class DocumentReader:
     It has one connection behind a lock rather than one per thread: an open file outlives its name, so a reader
     keeps its generation after a rebuild has removed the files, which a later thread could not open. Conditions, which
     may take long, have a second one, so that other searches need not wait for them.
+
+    A forked child goes on with the connections, which lock no file. If another thread was still at work with one, they
+    are lost, and it opens the file again.
     """
 
     def __init__(self, path: Path, rows: int) -> None:
         """Open ``path``, which must hold ``rows`` documents (raises `IndexDamagedError` otherwise)."""
         self._path = path
         self._rows = rows
-        self._lock = threading.Lock()
-        self._condition_lock = threading.Lock()
+        self._lock = fork_lock(self._open_in_child)
+        self._condition_lock = fork_lock(self._open_in_child)
         self._closed = False
+        self._closing: list[weakref.finalize[..., DocumentReader]] = []
+        self._open()
+
+    def _open(self) -> None:
         self._db = self._connect()
         try:
             self._conditions = self._connect()
@@ -411,8 +420,8 @@ class DocumentReader:
         try:
             last = self._db.execute("SELECT max(row) FROM documents").fetchone()[0]
             found = 0 if last is None else last + 1
-            if found != rows:
-                raise self.damaged(f"holds {found} documents where the manifest says {rows}")
+            if found != self._rows:
+                raise self.damaged(f"holds {found} documents where the manifest says {self._rows}")
             # SQLite declares this table when it is first used, which a condition may not do
             self._conditions.execute("SELECT value FROM json_each('[]')")
             # The connection keeps these where the garbage collector does not look: they must not hold the reader,
@@ -425,6 +434,18 @@ class DocumentReader:
             self.close()
             raise error if isinstance(error, IndexDamagedError) else self._failed(error) from None
 
+    def _open_in_child(self) -> None:
+        """Open the file in a forked child, where the connections are those of a thread that is gone."""
+        for connection, closing in zip((self._db, self._conditions), self._closing, strict=True):
+            closing.detach()
+            # whatever closes it, be it the end of the process, would wait for that thread
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
+        self._closing.clear()
+        # if the file is gone, this is what `query` finds: that the index is closed
+        self._db = self._conditions = sqlite3.connect(":memory:", check_same_thread=False)
+        self._db.close()
+        self._open()
+
     def _connect(self) -> sqlite3.Connection:
         # immutable: no locks, no journal, so that an index on a read-only medium opens
         uri = f"{self._path.absolute().as_uri()}?mode=ro&immutable=1"
@@ -434,7 +455,9 @@ class DocumentReader:
             check_opens(self._path)
             raise self._failed(error) from None
         # a connection is in a cycle with its cache of statements: unclosed, it would wait for the garbage collector
-        weakref.finalize(self, made.close).atexit = False
+        closing = weakref.finalize(self, made.close)
+        closing.atexit = False
+        self._closing.append(closing)
         return made
 
     def damaged(self, reason: str) -> IndexDamagedError:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ..forking import cached_property, fork_lock
 from .faiss_gpu import GPU_MOST, FaissGpu, OnGpu
 from .faiss_index import (
     Float32Array,
@@ -86,7 +85,7 @@ class FaissPart:
         self._file = (path, stat.st_dev, stat.st_ino, stat.st_mtime_ns)
         self._dimension = dimension
         self._sha256 = file.sha256
-        self._lock = threading.Lock()
+        self._lock = fork_lock()
         self._index: Any = None
         self.rows = entry.rows
         self._takes_selectors = True

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +14,7 @@ import numpy as np
 from ...documents.passages import document_of
 from ...files import reason_of
 from ..errors import IndexDamagedError
+from ..forking import cached_property, fork_lock
 from ..words.analyzer import Form, analyzer
 from .document_store import StoredDocument
 from .factory import codes_of
@@ -81,7 +80,7 @@ class Generation:
         self.segments = segments
         self._starts = np.cumsum([0, *(segment.entry.rows for segment in segments)])
         self._chosen: OrderedDict[str, Chosen] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = fork_lock()
         only = segments[0] if len(segments) == 1 else None
         whole = only is not None and only.dead is None and len(only.parts) == 1
         self._only = only if whole else None
@@ -264,7 +263,7 @@ class Generation:
     @property
     def has_words(self) -> bool:
         """Whether the words of every segment are stored, as this version of embedkit makes them."""
-        return all(segment.entry.words is not None for segment in self.segments)
+        return all(segment.entry.has_words for segment in self.segments)
 
     @property
     def searches_words(self) -> bool:
@@ -274,7 +273,7 @@ class Generation:
     @property
     def has_old_words(self) -> bool:
         """Whether an earlier version of embedkit made the words of a segment, which this one does not read."""
-        return any(segment.entry.keywords and segment.entry.words is None for segment in self.segments)
+        return any(segment.entry.has_old_words for segment in self.segments)
 
     def asked(self, query: str) -> Asked:
         """The words of ``query``, as each segment is asked for them; `has_words` must hold."""

@@ -113,7 +113,7 @@ class SegmentEntry:
         files: the files in the folder.
         tombstones: the deleted rows; ``None`` if there are none.
         truncated: texts longer than the model takes, which were cut; ``None`` if it was not counted.
-        words: how these were made; ``None`` if an earlier embedkit did, or there are none.
+        words: how these were made; ``None`` if there are none, or the first embedkit made them.
     """
 
     name: str
@@ -130,6 +130,16 @@ class SegmentEntry:
     def documents(self) -> int:
         """Rows that are not deleted."""
         return self.rows - (self.tombstones.deleted if self.tombstones else 0)
+
+    @property
+    def has_words(self) -> bool:
+        """Whether its words are stored, as this version of embedkit makes them."""
+        return self.words is not None and self.words.version == WORDS_VERSION
+
+    @property
+    def has_old_words(self) -> bool:
+        """Whether an earlier version of embedkit made its words, which this one does not read."""
+        return self.keywords and not self.has_words
 
 
 @dataclass(frozen=True)
@@ -463,11 +473,11 @@ class _Parser:
         except (TypeError, ValueError) as error:
             raise _damaged(self.path, str(error)) from None
 
-    def words(self, data: dict[str, Any]) -> WordsEntry | None:
+    def words(self, data: dict[str, Any]) -> WordsEntry:
         version = self.count(data, "version")
         if version > WORDS_VERSION:
             raise _damaged(self.path, f"words of version {version}, and this embedkit reads {WORDS_VERSION}")
-        return WordsEntry(version, self.language(data)) if version == WORDS_VERSION else None
+        return WordsEntry(version, self.language(data))
 
     def part(self, data: object) -> PartEntry:
         if not isinstance(data, dict):

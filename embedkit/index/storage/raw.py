@@ -8,13 +8,13 @@ one float32 scale per row, whose product with the integers is the vector.
 from __future__ import annotations
 
 import shutil
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from ..forking import fork_lock
 from .faiss_index import Float32Array, Int64Array, import_faiss, ivf_of
 from .manifest import Raw
 from .spool import Spool
@@ -69,7 +69,7 @@ class FaissVectors:
         self._indexes = indexes
         self._starts = np.asarray(starts)
         self._dimension = dimension
-        self._lock = threading.Lock()
+        self._lock = fork_lock()
         self._ready = False
 
     def gather(self, rows: Int64Array) -> Float32Array:

@@ -12,7 +12,6 @@ import json
 import math
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -20,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import _core
+from ..forking import cached_property
 from ..words.analyzer import Analyzer, create_table
 from ..words.titles import titles_of
 from .faiss_index import Int64Array

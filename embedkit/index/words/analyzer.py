@@ -25,6 +25,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, pairwise
 
+from ..forking import fork_lock
 from .languages import NONE, stop_words
 
 __all__ = ["Analyzer", "Form", "analyzer", "create_table", "runs_and_words"]
@@ -172,6 +173,7 @@ class _Cutter(threading.local):
     def __init__(self, tokenizer: str) -> None:
         self._tokenizer = tokenizer
         self._db: sqlite3.Connection | None = None
+        self._lock = fork_lock()  # other threads never ask for it
         self._known: dict[str, list[str]] = {}
 
     def __call__(self, words: list[str]) -> list[list[str]]:
@@ -181,7 +183,8 @@ class _Cutter(threading.local):
             if len(self._known) >= _CACHED_STEMS:
                 self._known.clear()
                 unknown = words
-            self._known.update(zip(unknown, self._cut(unknown), strict=True))
+            with self._lock:
+                self._known.update(zip(unknown, self._cut(unknown), strict=True))
         return [self._known[word] for word in words]
 
     def _cut(self, words: list[str]) -> list[list[str]]:
@@ -376,7 +379,7 @@ def _stemmer(language: str) -> Callable[[str], str]:
             "pip install 'embedkit[cpu]'"
         ) from error
     stemmer = snowballstemmer.stemmer(language)
-    lock = threading.Lock()  # a Snowball stemmer keeps the word it works on
+    lock = fork_lock()  # a Snowball stemmer keeps the word it works on
 
     @functools.lru_cache(_CACHED_STEMS)
     def stem(word: str) -> str:

@@ -50,6 +50,19 @@ def test_warm_up_says_nothing_of_its_texts(make_model: Make, on_overflow: str) -
     assert encoder.describe()["on_overflow"] == on_overflow
 
 
+def test_a_stream_ends_where_the_encoder_is_closed(make_model: Make) -> None:
+    read = []
+    for begun in (False, True):
+        encoder = Encoder(make_model())
+        blocks = encoder.encode_iter((read.append(text) or text for text in TEXTS), block_size=2)
+        if begun:
+            next(blocks)
+        encoder.close()
+        with pytest.raises(ValueError, match="closed"):
+            next(blocks)
+        assert read == TEXTS[: 2 * begun]
+
+
 @pytest.mark.parametrize(
     "changed", [lambda texts: texts.__delitem__(slice(4, None)), lambda texts: texts.append("b")]
 )

@@ -141,3 +141,60 @@ def test_a_killed_writer_gives_its_lock_back_though_a_forked_child_lives(tmp_pat
             assert len(index) == 2
     finally:
         os.kill(int(done.stdout), signal.SIGKILL)
+
+
+SEARCHING = """
+import os, sys, threading, warnings
+sys.path.insert(0, sys.argv[1])
+warnings.simplefilter("ignore")
+from fake_encoder import FakeEncoder
+from embedkit.index import Document, Index, forking
+
+forking._PATIENCE = float(sys.argv[4])
+documents = [Document(f"the whales sing {n} " + "a" * 100, f"d{n}", {"n": n}) for n in range(200)]
+index = Index.build(sys.argv[2], documents, FakeEncoder(), language="german")
+parent, stop = os.getpid(), threading.Event()
+began = threading.Event()
+
+def search():
+    while not stop.is_set():
+        began.set()
+        index.search(f"whales {os.urandom(2).hex()}", 3, where=f"text like '{sys.argv[3]}' or n = {os.urandom(2)[0]}")
+
+threads = [threading.Thread(target=search) for _ in range(2)]
+[thread.start() for thread in threads]
+began.wait()
+codes = []
+for _ in range(8):
+    if (child := os.fork()) == 0:
+        assert index.search("whales", 3, where="n = 12")[0][0].id == "d12"
+        assert index.search("whales singing", 3) and index.get("d3")
+        sys.exit()
+    codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+stop.set()
+[thread.join() for thread in threads]
+print(codes)
+"""
+
+
+@pytest.mark.parametrize(
+    ("pattern", "patience"),
+    [("%whale", 1.0), ("%a%a%a%b", 0.0)],  # calls of a millisecond, and conditions of seconds
+)
+def test_a_child_searches_that_is_forked_while_other_threads_search(
+    tmp_path: Path, pattern: str, patience: float
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SEARCHING, str(TESTS), str(tmp_path / "index"), pattern, str(patience)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        pytest.fail("a child hangs")
+    assert out == f"{[0] * 8}\n", err

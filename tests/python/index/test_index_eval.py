@@ -14,6 +14,7 @@ from fake_encoder import FakeEncoder
 from embedkit.cli.main import main
 from embedkit.index import Document, Index, InputError
 from embedkit.index.evaluate import Search, evaluate, mrr, ndcg, read_judgments, read_pairs, recall
+from embedkit.index.evaluate.plot import plot_quality
 
 
 def rankings_and_gains(seed: int) -> tuple[list[list[str]], list[dict[str, float]], list[np.ndarray]]:
@@ -185,6 +186,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "docs.jsonl").write_text("".join(lines))
     (tmp_path / "pairs.tsv").write_text("".join(f"number {n}\tk{n}\n" for n in range(20)))
     return tmp_path
+
+
+def test_a_plot_names_indexes_as_they_are_named(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot_quality(
+        tmp_path / "out.png", [("a$x_{$b", "vectors", 1, 0.5), ("_b", "vectors", 2, 0.6)], title="two"
+    )
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_command_compares_models_precisions_and_kinds(

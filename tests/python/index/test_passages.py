@@ -22,6 +22,8 @@ from embedkit.cli.main import main
 from embedkit.documents.passages import PassageCutter, Passages
 from embedkit.index import Document, Index, InputError, ModelMismatchError
 from embedkit.index.evaluate import Judgments, Search, evaluate
+from embedkit.index.picture import make_picture
+from embedkit.index.picture.plot import title_of
 from embedkit.index.search.prepared import Found, PreparedSearch
 
 
@@ -594,3 +596,19 @@ def test_passages_of_many_documents_are_replaced_and_deleted(
 def test_a_sentence_of_many_words_is_all_in_passages(words: int) -> None:
     text = " ".join(f"w{n}" for n in range(words))
     assert " ".join(piece.text for piece in cut(text, "8:0")) == text
+
+
+def test_a_picture_of_passages_says_so(tmp_path: Path) -> None:
+    documents = [Document("a cat sat. " * 9, "a"), Document("a dog ran. " * 9, "b")]
+    with Index.build(tmp_path / "index", documents, Tokenizing(), passages="10:0") as index:
+        count = len(index)
+        assert title_of(make_picture(index, layout="pca")).startswith(f"{count} passages of 2 documents; PCA")
+        sampled = make_picture(index, layout="pca", sample=3)
+        assert title_of(sampled).startswith(f"3 of {count} passages of 2 documents; PCA")
+        index.delete(["a"])
+        assert "passages of 1 document;" in title_of(make_picture(index, layout="pca"))
+    with (
+        Index.build(tmp_path / "small", ["a cat"], Tokenizing(), passages="10:0") as index,
+        pytest.raises(InputError, match="at least 3 passages, the index has 1"),
+    ):
+        make_picture(index)

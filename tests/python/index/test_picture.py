@@ -190,6 +190,25 @@ def test_images_and_colors(index_path: Path, tmp_path: Path, capsys: pytest.Capt
     assert '"scale":[1900.0,2049.0]' in (tmp_path / "year.html").read_text()
 
 
+def test_an_image_shows_every_group_as_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr("embedkit.Encoder", FakeEncoder, raising=False)
+    shown = []
+    monkeypatch.setattr(
+        "embedkit.index.picture.plot.save_figure",
+        lambda figure, path: shown.extend(text.get_text() for text in figure.axes[0].get_legend().texts),
+    )
+    values = ["_draft", "a$x_{$b", "plain"]
+    documents = [Document(f"text {n}", f"d{n}", {"kind": values[n % 3]}) for n in range(9)]
+    Index.build(tmp_path / "index", documents, FakeEncoder()).close()
+    command = ["map", str(tmp_path / "index"), "-o", str(tmp_path / "map.png"), "--color", "kind"]
+    assert main([*command, "--layout", "pca"]) == 0
+    assert shown == ["\u200b_draft (3)", r"a\$x_{\$b (3)", "plain (3)"]
+    assert not capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -753,6 +753,23 @@ def test_a_finished_segment_that_was_damaged_is_made_again(
         again.verify(sample=2)
 
 
+def test_a_finished_segment_with_words_of_an_earlier_version_is_made_again(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("embedkit.index.build.publish.remove_all_but", lambda *_: None)
+        killed(patch, "before", lambda: index.add([Document("text a", "a1")]))
+    journal = index.path / "build.journal"
+    lines = journal.read_text().splitlines()
+    record = json.loads(lines[-1])
+    record["segment"]["words"]["version"] = 5
+    journal.write_text("\n".join([*lines[:-1], json.dumps(record)]) + "\n")
+    encoder = Failing(0)
+    with Index.open(index.path, encoder) as again:
+        assert again.add([Document("text a", "a1")]).documents == 1
+        assert encoder.texts == 0 and again.generation.has_words
+
+
 def test_a_segment_is_on_disk_before_it_is_finished(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     on_disk, fsync, finished = set(), os.fsync, Journal.finished
 

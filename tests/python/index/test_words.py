@@ -452,6 +452,23 @@ def test_an_index_of_an_earlier_version_answers_and_says_what_it_lacks(
     assert "compact" not in capsys.readouterr().err
 
 
+def test_words_of_an_earlier_version_keep_their_languages(tmp_path: Path) -> None:
+    sources = {"english": "The houses of the cities were being built", "german": "Die Häuser in den Städten"}
+    for language, text in sources.items():
+        document = Document(text, language)
+        Index.build(tmp_path / language, [document, Document("x", f"{language} 2")], FakeEncoder()).close()
+    path = tmp_path / "index"
+    Index.merge(path, [tmp_path / language for language in sources]).close()
+    of_an_earlier_version(path, 5)
+    with Index.open(path, FakeEncoder()) as index:
+        index.delete(["german 2"])  # which writes the manifest again
+        assert index.info()["words"] == "of an earlier version: compact renews them"
+        with pytest.raises(ValueError, match=r"its words are in several languages \(english, german\)"):
+            index.compact()
+        assert index.compact(language="german")
+        assert rows_found(index, "Haus") == ["german"]
+
+
 def test_words_of_a_later_version_are_named(tmp_path: Path) -> None:
     Index.build(tmp_path / "index", ["a cat"], FakeEncoder()).close()
     of_an_earlier_version(tmp_path / "index", 99)
