@@ -444,7 +444,8 @@ class DocumentReader:
         # if the file is gone, this is what `query` finds: that the index is closed
         self._db = self._conditions = sqlite3.connect(":memory:", check_same_thread=False)
         self._db.close()
-        self._open()
+        with contextlib.suppress(IndexDamagedError, OSError):
+            self._open()
 
     def _connect(self) -> sqlite3.Connection:
         # immutable: no locks, no journal, so that an index on a read-only medium opens
