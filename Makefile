@@ -27,7 +27,7 @@ test: $(VENV)/bin/python
 
 test-cpp:
 	PATH="$(abspath $(VENV))/bin:$$PATH"; \
-	cmake --preset $(PRESET) -G Ninja && cmake --build --preset $(PRESET) && ctest --preset $(PRESET)
+	cmake --fresh --preset $(PRESET) -G Ninja && cmake --build --preset $(PRESET) && ctest --preset $(PRESET)
 
 # The C++ tests for aarch64 under qemu, if a cross-compiler and qemu are installed (Debian: g++-aarch64-linux-gnu,
 # qemu-user-static). They also check the code that the compiler generates for the NEON kernels.

@@ -19,7 +19,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -214,14 +214,10 @@ def _help(*command: str) -> str:
     }
     main = import_module(programs.get(command[0], "embedkit.training.cli")).main
     printed = io.StringIO()
-    with (
-        patch.dict(os.environ, COLUMNS="100", NO_COLOR="1"),
-        redirect_stdout(printed),
-        suppress(SystemExit),
-    ):
-        main([*command[1:], "--help"])
-    if not printed.getvalue():
-        raise PluginError(f"{' '.join(command)} --help prints nothing")
+    with patch.dict(os.environ, COLUMNS="100", NO_COLOR="1"), redirect_stdout(printed):
+        code = main([*command[1:], "--help"])
+    if code != 0:
+        raise PluginError(f"{' '.join(command)} --help ended with {code}")
     return f"```text\n{printed.getvalue().rstrip()}\n```"
 
 

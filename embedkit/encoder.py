@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from copy import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast, overload
 
 import numpy as np
@@ -21,10 +20,10 @@ from .arguments import (
     check_unsupported,
     either,
 )
-from .backends.engine import Counts, EncodingEngine, Plan
+from .backends.engine import EncodingEngine, Plan, Uncounted
 from .backends.opening import OpenOptions
 from .dropin import DropIn, Pool
-from .inputs import TextsWarning, as_texts, check_collection, progress, windows
+from .inputs import as_texts, check_collection, progress, windows
 from .loaded_model import HubOptions
 from .output import import_torch, to_torch
 
@@ -418,16 +417,13 @@ class Encoder(DropIn):
             ValueError: the encoder is closed.
         """
         texts = ["warm up"] * (4 * self._threads)
-        own = copy(self)  # shares the model
-        own._on_overflow = "truncate"
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", TextsWarning)  # nobody gave these texts
-            for engine in self._engine.each():
-                engine.warm_up()
-                plan = own._plan(prompt="", engine=engine)
-                with closing(engine.encode(iter([texts]), plan, Counts())) as results:
-                    for _ in results:
-                        pass
+        for engine in self._engine.each():
+            engine.warm_up()
+            plan = self._plan(prompt="", engine=engine)
+            plan = replace(plan, options=plan.options.replace(overflow="truncate"))
+            with closing(engine.encode(iter([texts]), plan, Uncounted())) as results:
+                for _ in results:
+                    pass
 
     def tokenize(self, texts: Iterable[str]) -> dict[str, list[list[int]]]:
         """The token ids that `encode` runs for texts without a prompt: ``{"input_ids": [[…], …]}``, unpadded."""

@@ -19,7 +19,7 @@ from ..inputs import TextsWarning, check_unicode, outside_level
 from ..model_folder.folder import ModelFolder, Settings
 from ..model_folder.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["Counts", "EncodingEngine", "Engine", "Plan", "tokenizer_of"]
+__all__ = ["Counts", "EncodingEngine", "Engine", "Plan", "Uncounted", "tokenizer_of"]
 
 _REMEDY = "on_overflow='window' encodes all of a text, on_overflow='error' refuses it."
 
@@ -106,6 +106,13 @@ class Counts:
                 "truncated": self._truncated,
                 "unknown": self._unknown,
             }
+
+
+class Uncounted(Counts):
+    """Of texts that nobody gave: they are neither counted nor warned of."""
+
+    def add(self, inputs: int, stats: _core.Stats, max_length: int) -> None:
+        """Do nothing."""
 
 
 def tokenizer_of(folder: ModelFolder) -> Tokenizer:

@@ -169,7 +169,7 @@ class Corpus:
             if vector_field is not None and source.format not in _WITH_VECTORS:
                 raise InputError(
                     source.path,
-                    "vectors are read only from fields of json, jsonl and parquet, and from .npy files",
+                    f"vectors are read only from fields of json, jsonl and parquet, and from .npy files{remedy}",
                 )
         known: set[str] = set()
         for path in files.paths:

@@ -41,6 +41,7 @@ def write_graph(folder: ModelFolder, path: Path, precision: str) -> dict[str, li
         The inputs and outputs of the graph, name -> shape.
     """
     import torch
+    import transformers  # noqa: F401 (whose handler `_quiet` is to find)
 
     from .sentence_graph import INPUTS, OUTPUTS, SentenceGraph
 
@@ -131,7 +132,8 @@ def _quiet() -> Iterator[None]:
             # ONNX Runtime logs by logging.warning, which gives a root logger without handlers one for good
             logging.root.addHandler(logging.lastResort)
             stack.callback(logging.root.removeHandler, logging.lastResort)
-        for handler in logging.root.handlers:
+        loggers = [logging.root, *list(logging.root.manager.loggerDict.values())]
+        for handler in {handler for logger in loggers for handler in getattr(logger, "handlers", ())}:
             handler.addFilter(shown)
             stack.callback(handler.removeFilter, shown)
         yield

@@ -139,9 +139,9 @@ def new_folder(target: Path) -> Iterator[Path]:
         OSError: no folder can be made there; names ``target``.
     """
     place = check_new_folder(target)
-    place.parent.mkdir(parents=True, exist_ok=True)
     work = place.parent / f".{place.name}.{secrets.token_hex(8)}"
     try:
+        place.parent.mkdir(parents=True, exist_ok=True)
         work.mkdir()
     except OSError as error:  # names the hidden folder
         raise OSError(error.errno, error.strerror, str(target)) from None

@@ -122,7 +122,7 @@ class TokenizerSettings:
         """The special tokens without a role, in the form of tokenizer.json.
 
         A setting such as "query_token" is one if its token is in ``vocabulary``; a new one would have no embedding. So
-        are the tokens that T5 has if no list names others.
+        are the tokens that T5 has unless tokenizer_config.json has a list.
         """
         files = [(self.values, self.path)]
         if "added_tokens_decoder" not in self.values:  # beside which transformers reads no older file
@@ -142,8 +142,10 @@ class TokenizerSettings:
                 tokens += _special_tokens(extra, path)
             if not listed and (not extra or isinstance(extra, dict)):  # a list replaces the older name's
                 tokens += _special_tokens(values.get("additional_special_tokens"), path)
-            listed = listed or isinstance(extra, list) or "additional_special_tokens" in values
-        if not listed and self.class_of_transformers == "T5Tokenizer":
+            listed = isinstance(extra, list) or "additional_special_tokens" in values
+        own_list = not isinstance(self.values.get("extra_special_tokens", {}), dict)
+        own_list = own_list or "additional_special_tokens" in self.values
+        if not own_list and self.class_of_transformers == "T5Tokenizer":
             # A file may name any number, and the vocabulary has no more.
             count = min(typed(self.values, "extra_ids", int, 100, self.path), len(vocabulary))
             names = [f"<extra_id_{i}>" for i in range(count)]

@@ -42,18 +42,21 @@ def near_duplicates(
             dropped[empty] = True
         gone = dropped.copy()
         spool = folder / SPOOL_FILE
-        encoded: RawVectors = RawFile(spool, "fp32", entry.rows, dimension) if spool.exists() else segment.raw
+        spooled = spool.exists()
+        encoded: RawVectors = RawFile(spool, "fp32", entry.rows, dimension) if spooled else segment.raw
 
         def gather(rows: Int64Array) -> Float32Array:
-            return normalize_rows(encoded.gather(rows))  # those that were rounded are longer or shorter
+            vectors = encoded.gather(rows)
+            return vectors if spooled else normalize_rows(vectors)  # those of codes are longer or shorter
 
         count = min(_NEIGHBOURS, entry.rows)
         for begin in range(0, entry.rows, _AT_ONCE):
             rows = np.arange(begin, min(begin + _AT_ONCE, entry.rows))
             vectors = gather(rows)
             _, found, _ = segment.search(vectors, count, None, SearchParameters(rescore=4))
-            scores, found = rescore(vectors, found, count, gather)
-            near = (scores >= similarity - 1e-6) & (found >= 0) & (found < rows[:, None])
+            earlier = np.where(found < rows[:, None], found, -1)
+            scores, found = rescore(vectors, earlier, count, gather)
+            near = (scores >= similarity - 1e-6) & (found >= 0)
             for line in np.flatnonzero(near.any(axis=1)).tolist():
                 row = begin + line
                 if not dropped[row] and not dropped[found[line][near[line]]].all():

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -60,7 +61,7 @@ def read_judgments(queries: _PATH, qrels: _PATH) -> Judgments:
         if id in texts:
             raise InputError(given.origin, f"a second query has the id {id!r}")
         texts[id] = given.text
-    blank = f", which has {corpus.blank} without a text" if corpus.blank else ""
+    blank = f", which has blank lines or texts ({corpus.blank})" if corpus.blank else ""
     grades: dict[str, dict[str, float]] = {}
     for number, line in _lines(qrels):
         origin = f"{os.fspath(qrels)}:{number}"
@@ -122,7 +123,7 @@ def _lines(path: _PATH) -> Iterator[tuple[int, str]]:
 
 def _record(origin: str, line: str) -> dict[str, object] | None:
     """The JSON object of a line; ``None`` for columns, the first of which may begin with a brace."""
-    if not line.startswith("{") or ("\t" in line and not line.endswith("}")):
+    if not line.startswith("{") or ("\t" in line and not re.match(r'\{\s*"', line)):
         return None
     try:
         record: dict[str, object] = json.loads(line)

@@ -113,7 +113,7 @@ def test_judgments_come_in_three_formats(tmp_path: Path, qrels: str, id_field: s
         ("q1 0 d1 3\nq1 0 d1 0\n", "qrels:2: the relevance of 'd1' to the query 'q1' is 0, and was 3 before"),
         (
             "q2 0 d1 1\n",
-            "no query with the id 'q2' in {folder}/queries.jsonl, which has 1 without a text",
+            "no query with the id 'q2' in {folder}/queries.jsonl, which has blank lines or texts (1)",
         ),
     ],
 )
@@ -188,12 +188,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_plot_names_indexes_as_they_are_named(tmp_path: Path) -> None:
+def test_a_plot_names_indexes_as_they_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
-    plot_quality(
-        tmp_path / "out.png", [("a$x_{$b", "vectors", 1, 0.5), ("_b", "vectors", 2, 0.6)], title="two"
+    shown = []
+    monkeypatch.setattr(
+        "embedkit.index.evaluate.plot.save_figure",
+        lambda figure, path: shown.extend(text.get_text() for text in figure.axes[0].get_legend().texts),
     )
-    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    points = [("a$x_{$b", "vectors", 1, 0.5), ("_b", "vectors", 2, 0.6)]
+    plot_quality(tmp_path / "out.png", points, title="two")
+    assert shown == [r"a\$x_{\$b", "\u200b_b", "vectors"]
 
 
 def test_the_command_compares_models_precisions_and_kinds(

@@ -282,10 +282,14 @@ def test_tokens_of_the_class_in_the_vocabulary_alone(
         {"extra_ids": 1},
         {"extra_special_tokens": {"my_token": "<pad>"}},
         {"extra_special_tokens": ["<pad>"]},
+        {"extra_special_tokens": None},
         {"additional_special_tokens": ["<extra_id_1>"], "extra_ids": 1},
     ],
 )
-def test_tokens_of_t5_that_no_list_has(tmp_path: Path, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("older", [{}, {"additional_special_tokens": ["<pad>"]}])
+def test_tokens_of_t5_that_no_list_has(
+    tmp_path: Path, settings: dict[str, Any], older: dict[str, Any]
+) -> None:
     transformers = pytest.importorskip("transformers")
     pieces = ["<pad>", "</s>", "<unk>", MARKED, "a", *(f"<extra_id_{i}>" for i in (0, 1, 100))]
     model = models.Unigram([(piece, -float(place)) for place, piece in enumerate(pieces)], unk_id=2)
@@ -293,6 +297,7 @@ def test_tokens_of_t5_that_no_list_has(tmp_path: Path, settings: dict[str, Any])
         tmp_path,
         json.loads(Tokenizer(model).to_str()),
         tokenizer_config=settings,
+        special_tokens_map=older,
         config={"model_type": "t5"},
     )
     expected = transformers.AutoTokenizer.from_pretrained(tmp_path)
