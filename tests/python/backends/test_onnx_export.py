@@ -298,6 +298,7 @@ def tell():
     logging.getLogger("mine").warning("logged")
     warnings.warn("warned")
 def convert(*arguments, convert=onnx_graph._convert, **options):
+    logging.getLogger("transformers").warning("hidden, though this logger has its own handler")
     convert(*arguments, **options)
     thread = threading.Thread(target=tell)
     thread.start()
