@@ -29,8 +29,8 @@ from ...documents.document import Document, check_document
 from ...documents.errors import InputError
 from ...documents.passages import document_of
 from ...files import check_opens
+from ...forking import fork_lock
 from ..errors import IndexDamagedError, ResumeError
-from ..forking import fork_lock
 from ..words.analyzer import Analyzer, analyzer
 from ..words.languages import AUTO, NONE, detect_language
 from .ids import write_ids

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ...forking import cached_property
 from ..errors import IndexDamagedError
-from ..forking import cached_property
 from .document_store import DocumentReader, StoredDocument
 from .faiss_index import Float32Array, Int64Array, can_read_back
 from .faiss_part import Allowed, Bits, FaissPart, count_bits, rows_of

@@ -148,7 +148,8 @@ import os, sys, threading, warnings
 sys.path.insert(0, sys.argv[1])
 warnings.simplefilter("ignore")
 from fake_encoder import FakeEncoder
-from embedkit.index import Document, Index, forking
+from embedkit import forking
+from embedkit.index import Document, Index
 
 forking._PATIENCE = float(sys.argv[4])
 documents = [Document(f"the whales sing {n} " + "a" * 100, f"d{n}", {"n": n}) for n in range(200)]

@@ -1,8 +1,8 @@
 """What other threads may be at when the process forks.
 
 In the child these threads are gone: a lock that one held would stay locked forever, and what it guards, such as a
-connection to SQLite, would be left as it was in the midst of a call. So a fork waits until the locks of indexes are
-free, though not long; one that is not free by then is renewed in the child, and its owner told.
+connection to SQLite, would be left as it was in the midst of a call. So a fork waits until the locks of encoders and
+indexes are free, though not long; one that is not free by then is renewed in the child, and its owner told.
 """
 
 from __future__ import annotations
