@@ -34,7 +34,7 @@ class cached_property(functools.cached_property[_T]):
     """That of Python 3.12: earlier ones hold a lock of the class while they compute a value."""
 
     def __init__(self, function: Callable[[Any], _T]) -> None:
-        """Cache what ``function`` returns of an object; threads may call it at the same time."""
+        """Cache what ``function`` returns of an object; threads may call it at the same time, and get each its own."""
         super().__init__(function)
         self.lock = contextlib.nullcontext()
 
