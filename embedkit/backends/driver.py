@@ -8,7 +8,6 @@ once, across windows; results are returned in input order.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from .. import _core
+from ..forking import fork_lock
 from .stage import Batch, Indices, NotFinite, Request, Stage, combine, finish
 
 __all__ = ["Occupancy", "Tokenize", "encode_windows", "tokenize_ahead"]
@@ -36,7 +36,7 @@ class Occupancy:
     def __init__(self) -> None:
         """Start from zero."""
         self._seconds = dict.fromkeys(("wall", "tokenize", "encode", "deliver"), 0.0)
-        self._lock = threading.Lock()
+        self._lock = fork_lock()
 
     def add(self, stage: str, seconds: float) -> None:
         """Add ``seconds`` to "tokenize", "encode" or "deliver", or to "wall" for the whole call."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import _core
+from ..forking import cached_property, fork_lock
 from ..inputs import TextsWarning, check_unicode, outside_level
 from ..model_folder.folder import ModelFolder, Settings
 from ..model_folder.tokenizer import Tokenizer, load_tokenizer
@@ -56,7 +55,7 @@ class Counts:
         """Start from zero; ``what`` names the inputs, ``remedy`` says what helps against truncation."""
         self._what, self._remedy = what, remedy
         self._inputs = self._tokens = self._truncated = self._unknown = 0
-        self._lock = threading.Lock()
+        self._lock = fork_lock()
 
     def add(self, inputs: int, stats: _core.Stats, max_length: int) -> None:
         """Count one call of the core; warn on the first truncation, and on the first text the model cannot read."""

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..files import expanded
+from ..forking import fork_lock
 from ..model_folder.folder import BUILTIN, FORMER_BUILTIN
 from .errors import ModelMismatchError
-from .forking import fork_lock
 from .storage.manifest import EncoderEntry, Manifest
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +15,7 @@ except ImportError as error:
 
 from ..backends.engine import Engine
 from ..encoder import Encoder
+from ..forking import fork_lock
 from .opening import check_options, open_encoder
 
 __all__ = ["EmbedkitEmbeddingFunction"]
@@ -34,7 +34,7 @@ _VECTORS = (
 # Chroma restores the function of a collection for every call, and keeps it no longer.
 _restored: list[Engine] = []
 _RESTORED = 2
-_lock = threading.Lock()
+_lock = fork_lock()
 
 
 @register_embedding_function  # so that a client finds it by its name when it opens a collection again

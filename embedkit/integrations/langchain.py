@@ -28,6 +28,7 @@ from ..arguments import check_positive
 from ..documents import Document as IndexDocument
 from ..encoder import Encoder
 from ..files import expanded
+from ..forking import fork_lock
 from ..index import BuildSettings, Index, IndexNotFoundError, InputError, ResumeError
 from ..index.search.hits import split_fields
 from ..index.search.prepared import check_hybrid
@@ -156,7 +157,7 @@ class EmbedkitVectorStore(VectorStore):
     def _closed(self) -> None:
         """What a copy does not inherit: locks, the open index, and what an addition that failed has left."""
         self._lock = threading.RLock()
-        self._opening = threading.Lock()
+        self._opening = fork_lock()
         self._index: Index | None = None
         self._seen: Stamp = None
         self._left: Stamp = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -13,13 +12,14 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from ..backends.engine import Engine
 from ..encoder import Encoder
 from ..files import expanded
+from ..forking import fork_lock
 
 __all__ = ["check_options", "encode_rows", "encoder_of", "open_encoder"]
 
 _engines: WeakValueDictionary[str, Engine] = WeakValueDictionary()
 _settings: WeakKeyDictionary[Engine, Encoder] = WeakKeyDictionary()
 """Closed encoders, which hold no weights: as each engine's was when it was opened."""
-_lock = threading.Lock()
+_lock = fork_lock()
 
 
 def encoder_of(model: str | os.PathLike[str] | Encoder | None, options: Mapping[str, Any]) -> Encoder:

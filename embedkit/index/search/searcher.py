@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ...forking import fork_lock
 from ..encoder import LazyEncoder, TextEncoder, check_encoder, query_steps
-from ..forking import fork_lock
 from ..several import several_ids
 from ..storage.document_store import StoredDocument
 from ..storage.faiss_gpu import faiss_gpu

@@ -14,6 +14,7 @@ import math
 import sqlite3
 import sys
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,8 +30,8 @@ from ...documents.document import Document, check_document
 from ...documents.errors import InputError
 from ...documents.passages import document_of
 from ...files import check_opens
+from ...forking import fork_lock, wait_for_fork
 from ..errors import IndexDamagedError, ResumeError
-from ..forking import fork_lock
 from ..words.analyzer import Analyzer, analyzer
 from ..words.languages import AUTO, NONE, detect_language
 from .ids import write_ids
@@ -48,6 +49,8 @@ _TEXTS_OF_LANGUAGE = 1000
 # 3 µs a row. The server may be asked for anything, and other conditions wait for this one.
 _MOST_SECONDS = 20.0
 _MOST_SECONDS_OF_A_ROW = 2e-5
+# A process that forks again and again interrupts a condition until this much of its work is lost: it must end.
+_MOST_SECONDS_LOST = 5.0
 _MATCHES_AT_ONCE = 4096
 # Of one step, which nothing can stop: characters by which replace() may lengthen a text, and bytes of a pattern.
 _MOST_REPLACED = 1 << 14
@@ -397,27 +400,26 @@ class DocumentReader:
     may take long, have a second one, so that other searches need not wait for them.
 
     A forked child goes on with the connections, which lock no file. If another thread was still at work with one, they
-    are lost, and it opens the file again.
+    are lost, and it opens the file again when it reads. So that this is rare, a fork interrupts a condition, which then
+    begins again.
     """
 
     def __init__(self, path: Path, rows: int) -> None:
         """Open ``path``, which must hold ``rows`` documents (raises `IndexDamagedError` otherwise)."""
         self._path = path
         self._rows = rows
-        self._lock = fork_lock(self._open_in_child)
-        self._condition_lock = fork_lock(self._open_in_child)
-        self._closed = False
+        self._closed = self._lost = False
+        self._yields = True  # whether a fork may interrupt the condition that is being looked up
         self._closing: list[weakref.finalize[..., DocumentReader]] = []
-        self._open()
+        self._lock = fork_lock(lose=self._lose)
+        self._condition_lock = fork_lock(self._hurry, self._lose)
+        with self._lock:
+            self._open()
 
     def _open(self) -> None:
-        self._db = self._connect()
         try:
+            self._db = self._connect()
             self._conditions = self._connect()
-        except (OSError, IndexDamagedError):
-            self._db.close()
-            raise
-        try:
             last = self._db.execute("SELECT max(row) FROM documents").fetchone()[0]
             found = 0 if last is None else last + 1
             if found != self._rows:
@@ -430,22 +432,40 @@ class DocumentReader:
             if sys.version_info >= (3, 11):
                 self._conditions.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, _MOST_OF_PATTERN)
             self._conditions.set_authorizer(_authorize)
-        except (sqlite3.Error, ValueError, IndexDamagedError) as error:  # ValueError: text that is not UTF-8
-            self.close()
-            raise error if isinstance(error, IndexDamagedError) else self._failed(error) from None
+        except (OSError, sqlite3.Error, ValueError, IndexDamagedError) as error:
+            # ValueError: text that is not UTF-8
+            while self._closing:
+                self._closing.pop()()
+            raise error if isinstance(error, (OSError, IndexDamagedError)) else self._failed(error) from None
 
-    def _open_in_child(self) -> None:
-        """Open the file in a forked child, where the connections are those of a thread that is gone."""
-        for connection, closing in zip((self._db, self._conditions), self._closing, strict=True):
-            closing.detach()
-            # whatever closes it, be it the end of the process, would wait for that thread
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection))
-        self._closing.clear()
-        # if the file is gone, this is what `query` finds: that the index is closed
-        self._db = self._conditions = sqlite3.connect(":memory:", check_same_thread=False)
-        self._db.close()
-        with contextlib.suppress(IndexDamagedError, OSError):
-            self._open()
+    def _hurry(self) -> None:
+        """Have a condition that is being looked up begin again after the fork that waits for it."""
+        if self._yields:
+            with contextlib.suppress(sqlite3.Error):  # it is closed
+                self._conditions.interrupt()
+
+    def _lose(self) -> None:
+        """In a forked child: give up the connections, which a thread that is gone was using."""
+        self._lost = True
+        while self._closing:
+            detached = self._closing.pop().detach()
+            if detached is not None:
+                # whatever closes the connection, be it the end of the process, would wait for that thread
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(detached[1]))
+
+    def _ready(self) -> None:
+        """Open the file again in a child that has lost the connections; `ValueError` if it was closed."""
+        with self._lock:
+            if self._closed:
+                raise self._is_closed()
+            if self._lost:
+                try:
+                    self._open()
+                except FileNotFoundError:
+                    raise IndexDamagedError(
+                        f"{self._path}: gone since this process was forked; open the index again"
+                    ) from None
+                self._lost = False
 
     def _connect(self) -> sqlite3.Connection:
         # immutable: no locks, no journal, so that an index on a read-only medium opens
@@ -478,6 +498,7 @@ class DocumentReader:
 
     def query(self, sql: str, *values: object) -> list[Any]:
         """The rows that ``sql`` selects (`IndexDamagedError` if the file cannot be read)."""
+        self._ready()
         try:
             with self._lock:
                 return self._db.execute(sql, values).fetchall()
@@ -515,6 +536,7 @@ class DocumentReader:
 
     def find_passages(self, documents: Iterable[str]) -> dict[str, int]:
         """The ids and rows of the passages of ``documents``, deleted ones included."""
+        self._ready()
         try:
             with self._lock:
                 return dict(_passages_of(self._db, documents))
@@ -526,6 +548,7 @@ class DocumentReader:
 
         Each is a row, its document, and the characters of its text and metadata.
         """
+        self._ready()
         try:
             with self._lock:
                 rows = self._db.execute(_ALL)
@@ -570,26 +593,25 @@ class DocumentReader:
     ) -> _T:
         """What ``read`` makes of the result of ``sql``, made from the condition ``where``: it reads documents only."""
         most = max(_MOST_SECONDS, self._rows * _MOST_SECONDS_OF_A_ROW)
-        with self._condition_lock:
-            try:
-                return self._looked_up(sql, read, most if limited else None)
-            except TimeoutError:
-                raise ValueError(
-                    f"the condition {where[:200]!r} was stopped after {most:.0f} s; compare fields with values instead "
-                    "of using functions and patterns, or name the documents that may match (id in (…) and …)"
-                ) from None
-            except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
-                if "malformed JSON" in str(error) and self.query(_NOT_JSON):
-                    raise self.damaged("the fields of a document are not JSON") from None
-                # A damaged file and a denied table are both a plain DatabaseError; the latter is the condition's.
-                denied = "prohibited" in str(error) or "not authorized" in str(error)
-                if not denied and (not isinstance(error, sqlite3.OperationalError) or _is_of_the_disk(error)):
-                    raise self._failed(error) from None
-                if self._closed:
-                    raise self._is_closed() from None
-                # SQLite speaks of the parenthesis that closes its statement
-                problem = str(error).replace('near ")": syntax error', "it is incomplete")
-                raise ValueError(f"invalid condition {where[:200]!r}: {problem}") from None
+        try:
+            return self._looked_up(sql, read, most if limited else None)
+        except TimeoutError:
+            raise ValueError(
+                f"the condition {where[:200]!r} was stopped after {most:.0f} s; compare fields with values instead "
+                "of using functions and patterns, or name the documents that may match (id in (…) and …)"
+            ) from None
+        except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
+            if "malformed JSON" in str(error) and self.query(_NOT_JSON):
+                raise self.damaged("the fields of a document are not JSON") from None
+            # A damaged file and a denied table are both a plain DatabaseError; the latter is the condition's.
+            denied = "prohibited" in str(error) or "not authorized" in str(error)
+            if not denied and (not isinstance(error, sqlite3.OperationalError) or _is_of_the_disk(error)):
+                raise self._failed(error) from None
+            if self._closed:
+                raise self._is_closed() from None
+            # SQLite speaks of the parenthesis that closes its statement
+            problem = str(error).replace('near ")": syntax error', "it is incomplete")
+            raise ValueError(f"invalid condition {where[:200]!r}: {problem}") from None
 
     def _looked_up(self, sql: str, read: Callable[[sqlite3.Cursor], _T], seconds: float | None) -> _T:
         """What ``read`` makes of the result of ``sql``, on a thread that this one can stop: when late, or at Ctrl-C.
@@ -599,22 +621,34 @@ class DocumentReader:
         Raises:
             TimeoutError: it took more than ``seconds`` (``None``: it may take any time).
         """
-        with ThreadPoolExecutor(1) as pool:
-            found = pool.submit(lambda: read(self._conditions.execute(sql)))
-            try:
-                wait([found], seconds)
-                if not found.done():
-                    raise TimeoutError
-                return found.result()
-            finally:
-                while not found.done():
-                    with contextlib.suppress(sqlite3.Error):  # it is closed
-                        self._conditions.interrupt()
-                    wait([found], 0.02)
+        lost = 0.0
+        while True:
+            self._ready()
+            with self._condition_lock, ThreadPoolExecutor(1) as pool:
+                begin = time.monotonic()
+                self._yields = lost < _MOST_SECONDS_LOST
+                found = pool.submit(lambda: read(self._conditions.execute(sql)))
+                try:
+                    wait([found], seconds)
+                    if not found.done():
+                        raise TimeoutError
+                    return found.result()
+                except sqlite3.OperationalError as error:
+                    if self._closed or str(error) != "interrupted":
+                        raise
+                finally:
+                    while not found.done():
+                        with contextlib.suppress(sqlite3.Error):  # it is closed
+                            self._conditions.interrupt()
+                        wait([found], 0.02)
+            lost += time.monotonic() - begin
+            wait_for_fork()
 
     def close(self) -> None:
         """Close the file; a condition that is being looked up ends with a `ValueError`."""
         self._closed = True
+        if self._lost:
+            return
         with contextlib.suppress(sqlite3.Error):
             self._conditions.interrupt()
         for lock, connection in ((self._condition_lock, self._conditions), (self._lock, self._db)):

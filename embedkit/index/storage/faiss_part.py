@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..forking import cached_property, fork_lock
+from ...forking import cached_property, fork_lock
 from .faiss_gpu import GPU_MOST, FaissGpu, OnGpu
 from .faiss_index import (
     Float32Array,

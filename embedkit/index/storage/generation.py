@@ -13,8 +13,8 @@ import numpy as np
 
 from ...documents.passages import document_of
 from ...files import reason_of
+from ...forking import cached_property, fork_lock
 from ..errors import IndexDamagedError
-from ..forking import cached_property, fork_lock
 from ..words.analyzer import Form, analyzer
 from .document_store import StoredDocument
 from .factory import codes_of

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..forking import fork_lock
+from ...forking import fork_lock
 from .faiss_index import Float32Array, Int64Array, import_faiss, ivf_of
 from .manifest import Raw
 from .spool import Spool

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ...forking import cached_property, fork_lock
 from ..errors import IndexDamagedError
-from ..forking import cached_property
 from .document_store import DocumentReader, StoredDocument
 from .faiss_index import Float32Array, Int64Array, can_read_back
 from .faiss_part import Allowed, Bits, FaissPart, count_bits, rows_of
@@ -53,10 +53,11 @@ class Segment:
             FaissPart(folder / part.file, part, dimension, entry.files[part.file]) for part in entry.parts
         ]
         self.starts = [0, *np.cumsum([part.rows for part in self.parts]).tolist()]
-        self._raw_file: RawFile | None = None
+        self._lock = fork_lock()
+        self._raw: RawVectors | None = None
         if entry.raw != "none":
             _check_size(folder / RAW_FILE, raw_size(entry.raw, entry.rows, dimension))
-            self._raw_file = RawFile(folder / RAW_FILE, entry.raw, entry.rows, dimension)
+            self._raw = RawFile(folder / RAW_FILE, entry.raw, entry.rows, dimension)
         self.dead: Bits | None = None
         if entry.tombstones is not None:
             path = root / TOMBSTONES_FOLDER / entry.tombstones.file
@@ -90,12 +91,14 @@ class Segment:
         """Whether `raw` is nearly what was encoded: kept beside the codes, or read back from them."""
         return self.keeps_vectors or all(can_read_back(part.factory) for part in self.entry.parts)
 
-    @cached_property
+    @property
     def raw(self) -> RawVectors:
         """The vectors as they are kept."""
-        if self._raw_file is not None:
-            return self._raw_file
-        return FaissVectors([part.index for part in self.parts], self.starts, self._dimension)
+        with self._lock:  # one object, which prepares each Faiss index once
+            if self._raw is None:
+                indexes = [part.index for part in self.parts]
+                self._raw = FaissVectors(indexes, self.starts, self._dimension)
+            return self._raw
 
     def alive(self, row: int) -> bool:
         """Whether ``row`` is not deleted."""

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ... import _core
-from ..forking import cached_property
+from ...forking import cached_property
 from ..words.analyzer import Analyzer, create_table
 from ..words.titles import titles_of
 from .faiss_index import Int64Array

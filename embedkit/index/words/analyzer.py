@@ -25,7 +25,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, pairwise
 
-from ..forking import fork_lock
+from ...forking import fork_lock
 from .languages import NONE, stop_words
 
 __all__ = ["Analyzer", "Form", "analyzer", "create_table", "runs_and_words"]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import multiprocessing
 import os
 import pickle
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -245,6 +247,38 @@ assert os.waitpid(child, 0)[1] == 0
 assert (encoder.encode(texts) == expected).all()
 """
     subprocess.run([sys.executable, "-c", script, str(make_model())], check=True, timeout=60)
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system cannot fork")
+def test_a_fork_while_another_thread_counts(make_model: Make) -> None:
+    script = """
+import os, sys, threading
+from embedkit import Encoder
+encoder = Encoder(sys.argv[1], threads=1)
+began, ended = threading.Event(), threading.Event()
+
+def count():
+    with encoder._counts._lock:
+        began.set()
+        ended.wait()
+
+thread = threading.Thread(target=count)
+thread.start()
+began.wait()
+child = os.fork()
+if not child:
+    os._exit(0 if encoder.encode("sunny").shape == (32,) else 1)
+ended.set()
+thread.join()
+assert os.waitpid(child, 0)[1] == 0
+"""
+    command = [sys.executable, "-W", "ignore", "-c", script, str(make_model())]
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        assert process.wait(60) == 0
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_the_instruction_set_is_fixed_at_opening(make_model: Make, monkeypatch: pytest.MonkeyPatch) -> None:

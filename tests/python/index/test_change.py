@@ -9,7 +9,9 @@ import pickle
 import shutil
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -36,6 +38,7 @@ from embedkit.index.storage.generation import Generation, open_generation
 from embedkit.index.storage.ids import Ids, shared_id
 from embedkit.index.storage.layout import current_name
 from embedkit.index.storage.manifest import hash_file
+from embedkit.index.storage.raw import FaissVectors
 from embedkit.index.storage.segment import Segment
 
 
@@ -529,6 +532,21 @@ def test_a_build_that_needs_more_memory_than_one_part_searches_all(
         np.testing.assert_allclose(scores[0], np.sort(exact[0])[::-1][:20], atol=1e-5)
         assert index.compact()
         assert len(index.generation.segments[0].parts) == 1
+
+
+def test_threads_share_the_vectors_of_a_segment(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[FaissVectors] = []
+
+    class Slow(FaissVectors):
+        def __init__(self, *args: Any) -> None:
+            time.sleep(0.05)
+            super().__init__(*args)
+            made.append(self)
+
+    monkeypatch.setattr("embedkit.index.storage.segment.FaissVectors", Slow)
+    with Index.open(index.path) as opened, ThreadPoolExecutor(4) as pool:
+        segment = opened.generation.segments[0]
+        assert len({id(vectors) for vectors in pool.map(lambda _: segment.raw, range(4))}) == len(made) == 1
 
 
 def test_full_disk_while_changing_leaves_the_generation(

@@ -144,14 +144,14 @@ def test_a_killed_writer_gives_its_lock_back_though_a_forked_child_lives(tmp_pat
 
 
 SEARCHING = """
-import os, sys, threading, warnings
+import os, sys, threading
 sys.path.insert(0, sys.argv[1])
-warnings.simplefilter("ignore")
 from fake_encoder import FakeEncoder
-from embedkit.index import Document, Index, forking
+from embedkit import forking
+from embedkit.index import Document, Index
 
 forking._PATIENCE = float(sys.argv[4])
-documents = [Document(f"the whales sing {n} " + "a" * 100, f"d{n}", {"n": n}) for n in range(200)]
+documents = [Document(f"whales sing {n} " + "a" * 100, f"d{n}", {"n": n, "a": {"b": f"B{n}"}}) for n in range(200)]
 index = Index.build(sys.argv[2], documents, FakeEncoder(), language="german")
 parent, stop = os.getpid(), threading.Event()
 began = threading.Event()
@@ -159,7 +159,7 @@ began = threading.Event()
 def search():
     while not stop.is_set():
         began.set()
-        index.search(f"whales {os.urandom(2).hex()}", 3, where=f"text like '{sys.argv[3]}' or n = {os.urandom(2)[0]}")
+        index.search(f"whales {os.urandom(2).hex()}", 3, where=f"{sys.argv[3]} or n = {os.urandom(2)[0]}")
 
 threads = [threading.Thread(target=search) for _ in range(2)]
 [thread.start() for thread in threads]
@@ -177,24 +177,149 @@ print(codes)
 """
 
 
-@pytest.mark.parametrize(
-    ("pattern", "patience"),
-    [("%whale", 1.0), ("%a%a%a%b", 0.0)],  # calls of a millisecond, and conditions of seconds
-)
-def test_a_child_searches_that_is_forked_while_other_threads_search(
-    tmp_path: Path, pattern: str, patience: float
-) -> None:
+def run(code: str, *arguments: str) -> tuple[str, str]:
+    """What Python ``code`` writes to its two outputs; it fails if it or its children hang."""
     process = subprocess.Popen(
-        [sys.executable, "-c", SEARCHING, str(TESTS), str(tmp_path / "index"), pattern, str(patience)],
+        [sys.executable, "-W", "ignore", "-c", code, *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
     try:
-        out, err = process.communicate(timeout=60)
+        return process.communicate(timeout=60)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         pytest.fail("a child hangs")
+
+
+# calls of a millisecond, conditions of seconds, and one that takes SQLite's memory again and again
+CONDITIONS = [
+    "text like '%whale'",
+    "text like '%a%a%a%b'",
+    " and ".join(["lower(a.b) || upper(a.b) != ''"] * 400),
+]
+
+
+@pytest.mark.parametrize(("condition", "patience"), [*zip(CONDITIONS, (1.0, 0.0, 1.0), strict=True)])
+def test_a_child_searches_that_is_forked_while_other_threads_search(
+    tmp_path: Path, condition: str, patience: float
+) -> None:
+    out, err = run(SEARCHING, str(TESTS), str(tmp_path / "index"), condition, str(patience))
     assert out == f"{[0] * 8}\n", err
+
+
+SLOW = """
+import os, shutil, sys, threading, time
+sys.path.insert(0, sys.argv[1])
+from fake_encoder import FakeEncoder
+from embedkit import forking
+from embedkit.index import Document, Index, IndexDamagedError
+from embedkit.index.storage import document_store
+
+forking._PATIENCE = float(sys.argv[3])
+document_store._MOST_SECONDS_LOST = 1000
+began, ended = threading.Event(), threading.Event()
+document_store._replace = lambda text, *_: began.set() or ended.is_set() or time.sleep(0.01) or text
+index = Index.build(sys.argv[2], [Document(f"whales {n}", f"d{n}", {"n": n}) for n in range(6000)], FakeEncoder())
+found = []
+search = lambda: found.append(index.search("whales", where="replace(text, 'x', 'y') is not null and n > 5997"))
+thread = threading.Thread(target=search)
+thread.start()
+began.wait()
+
+def forked(child):
+    begin = time.monotonic()
+    if (pid := os.fork()) == 0:
+        code = 1
+        try:
+            code = child() or 0
+        finally:
+            os._exit(code)
+    took = time.monotonic() - begin
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), took < 30)
+"""
+
+INTERRUPTED = """
+def searches():
+    assert {hit.id for hit in index.search("whales", where="n < 2")[0]} == {"d0", "d1"}
+    assert index.get("d3")
+
+for child in (lambda: None, searches, index.close):
+    forked(child)
+ended.set()
+thread.join()
+print(sorted(hit.id for hit in found[0][0]))
+"""
+
+
+def test_a_condition_that_a_fork_interrupts_begins_again(tmp_path: Path) -> None:
+    out, err = run(SLOW + INTERRUPTED, str(TESTS), str(tmp_path / "index"), "50")
+    assert out == "0 True\n" * 3 + "['d5998', 'd5999']\n", err
+
+
+LOST = """
+def searches():
+    assert index.get("d3") and len(index.search("whales", where="n < 2")[0]) == 2
+
+def gone():
+    for _ in range(2):
+        try:
+            index.get("d3")
+        except IndexDamagedError as error:
+            assert "gone since this process was forked" in str(error)
+        else:
+            return 2
+    index.close()
+
+forked(searches)
+forked(index.close)
+shutil.rmtree(sys.argv[2])
+forked(gone)
+ended.set()
+"""
+
+
+def test_a_child_opens_the_file_again_only_when_it_reads(tmp_path: Path) -> None:
+    out, err = run(SLOW + LOST, str(TESTS), str(tmp_path / "index"), "0")
+    assert out == "0 True\n" * 3, err
+
+
+LOCKS = """
+import os, threading
+from embedkit import forking
+
+class Owner:
+    def __init__(self):
+        self.free, self.busy = forking.fork_lock(), forking.fork_lock(lose=self.lose)
+        self.lost = 0
+
+    def lose(self):
+        self.lost = 1
+
+forking._PATIENCE = 20.0
+owner, began, waits = Owner(), threading.Event(), threading.Event()
+os.register_at_fork(before=waits.set)  # runs before those of `forking`
+
+def work():
+    with owner.busy:
+        began.set()
+        waits.wait()
+        if not owner.free.acquire(timeout=10):
+            os._exit(3)
+        owner.free.release()
+
+thread = threading.Thread(target=work)
+thread.start()
+began.wait()
+if (child := os.fork()) == 0:
+    os._exit(owner.lost)
+thread.join()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_fork_that_waits_for_a_lock_holds_no_free_one() -> None:
+    out, err = run(LOCKS)
+    assert out == "0\n", err
