@@ -621,13 +621,19 @@ class DocumentReader:
         Raises:
             TimeoutError: it took more than ``seconds`` (``None``: it may take any time).
         """
+
+        def run() -> _T:
+            # an error keeps the cursor, whose statement must not end when the lock is given up: a fork may be under way
+            with contextlib.closing(self._conditions.execute(sql)) as cursor:
+                return read(cursor)
+
         lost = 0.0
         while True:
             self._ready()
             with self._condition_lock, ThreadPoolExecutor(1) as pool:
                 begin = time.monotonic()
                 self._yields = lost < _MOST_SECONDS_LOST
-                found = pool.submit(lambda: read(self._conditions.execute(sql)))
+                found = pool.submit(run)
                 try:
                     wait([found], seconds)
                     if not found.done():
