@@ -142,9 +142,8 @@ def build_index(
     chosen, named_by = files(inputs)
     settings = replace(settings, root=named_by)
     check_output(root, overwrite=settings.overwrite, restart=settings.restart)
-    with Writer(root, create=True):
-        pass  # all else that the build would refuse of the folder, when everything is encoded
-    import_faiss()
+    with Writer(root, create=True):  # refuses all else that the build would, when everything is encoded
+        import_faiss()
     with _session(cluster.address), _ray_errors(root):
         threads = cluster.encoder_threads or _default_threads()
         resources = {"num_cpus": threads, "num_gpus": int(device == "cuda")}

@@ -63,7 +63,7 @@ def is_blank(document: Document) -> bool:
 
 
 def blocks(groups: Iterable[list[Document]], most: int = _AT_ONCE) -> Iterator[list[list[Document]]]:
-    """As many documents, or all passages of each, as are looked up at once: ``most``, or fewer with long texts."""
+    """As many documents, or all passages of each, as are handled at once: ``most``, or fewer with long texts."""
     block: list[list[Document]] = []
     characters = 0
     for group in groups:
