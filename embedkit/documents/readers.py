@@ -167,9 +167,10 @@ class Corpus:
         ]
         for source in sources:
             if vector_field is not None and source.format not in _WITH_VECTORS:
+                named = "; if it is one of them, name it with --format" if "--format" in options else ""
                 raise InputError(
                     source.path,
-                    f"vectors are read only from fields of json, jsonl and parquet, and from .npy files{remedy}",
+                    f"vectors are read only from fields of json, jsonl and parquet, and from .npy files{named}",
                 )
         known: set[str] = set()
         for path in files.paths:
