@@ -29,6 +29,9 @@ def default_threads() -> int:
 def release_freed_memory() -> None:
     """Give freed memory back to the system, where the C library can be told to (glibc)."""
 
+def hold_sqlite_over_forks(alloc: int, try_enter: int, leave: int) -> None:
+    """Have forks wait for other threads in SQLite, whose functions ``sqlite3_mutex_…`` are at these addresses."""
+
 def measure_peak(precision: str, seconds: float = 0.2, isa: str = "") -> float:
     """GOP/s that one thread reaches on registers alone: the ceiling of the kernels for "fp32", "bf16" or
     "int8".

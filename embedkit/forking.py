@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures.thread  # noqa: F401 (a fork takes its lock after ours, whose holders may need it)
 import contextlib
+import ctypes
 import functools
 import os
 import threading
@@ -17,7 +18,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-__all__ = ["cached_property", "fork_lock", "wait_for_fork"]
+__all__ = ["cached_property", "fork_lock", "hold_sqlite", "keep_forever", "wait_for_fork"]
 
 _T = TypeVar("_T")
 
@@ -32,6 +33,7 @@ class _Owner(NamedTuple):
 
 _forking = threading.RLock()
 _taken: list[threading.RLock] = []  # by the thread that holds `_forking`
+_taken_all = threading.Event()
 _owners: weakref.WeakKeyDictionary[threading.RLock, _Owner] = weakref.WeakKeyDictionary()
 
 
@@ -56,6 +58,8 @@ def fork_lock(
     """
     lock = threading.RLock()
     _owners[lock] = _Owner(hurry and weakref.WeakMethod(hurry), lose and weakref.WeakMethod(lose))
+    if _taken_all.is_set():  # a fork that has not seen this one would not wait for its holder
+        wait_for_fork()
     return lock
 
 
@@ -63,6 +67,27 @@ def wait_for_fork() -> None:
     """Return when no fork waits for a lock."""
     with _forking:
         pass
+
+
+@functools.cache
+def hold_sqlite() -> None:
+    """Have forks wait for threads in SQLite's global parts, such as its allocator, whatever they do there.
+
+    It has no effect where Python hides the names of the SQLite that it is linked with.
+    """
+    import _sqlite3
+
+    from ._core import hold_sqlite_over_forks
+
+    library = ctypes.PyDLL(getattr(_sqlite3, "__file__", None))
+    names = ("sqlite3_mutex_alloc", "sqlite3_mutex_try", "sqlite3_mutex_leave")
+    if all(hasattr(library, name) for name in names):
+        hold_sqlite_over_forks(*(ctypes.cast(library[name], ctypes.c_void_p).value or 0 for name in names))
+
+
+def keep_forever(value: object) -> None:
+    """Free ``value`` never, not even at the end of a forked child: that would wait for a thread that is gone."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
 def _call(known: weakref.WeakMethod[Callable[[], None]] | None) -> None:
@@ -78,20 +103,31 @@ def _acquired(lock: threading.RLock, until: float) -> bool:
     return True
 
 
+def _take(until: float, asked: set[threading.RLock]) -> None:
+    """Take the locks that are not yet in ``asked``, those too that others make meanwhile; add them."""
+    while new := {lock for known in _owners.keyrefs() if (lock := known()) is not None} - asked:
+        asked |= new
+        free = []
+        for lock in new:
+            if lock.acquire(blocking=False):
+                lock.release()  # the holders of others may need it
+                free.append(lock)
+            elif _acquired(lock, until):
+                _taken.append(lock)
+        _taken.extend(lock for lock in free if _acquired(lock, until))
+
+
 def _before_fork() -> None:
     _forking.acquire()
     until = time.monotonic() + _PATIENCE
-    free = []
-    for lock in [lock for known in _owners.keyrefs() if (lock := known()) is not None]:
-        if lock.acquire(blocking=False):
-            lock.release()  # the holders of others may need it
-            free.append(lock)
-        elif _acquired(lock, until):
-            _taken.append(lock)
-    _taken.extend(lock for lock in free if _acquired(lock, until))
+    asked: set[threading.RLock] = set()
+    _take(until, asked)
+    _taken_all.set()
+    _take(until, asked)  # those that were made before it was set
 
 
 def _after_fork() -> None:
+    _taken_all.clear()
     while _taken:
         _taken.pop().release()
     _forking.release()

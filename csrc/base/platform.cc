@@ -88,9 +88,10 @@ void release_freed_memory() {
 #endif
 }
 
-void after_fork_in_child([[maybe_unused]] void (*function)()) {
+void at_fork([[maybe_unused]] void (*before)(), [[maybe_unused]] void (*in_parent)(),
+             [[maybe_unused]] void (*in_child)()) {
 #if defined(__unix__) || defined(__APPLE__)
-  pthread_atfork(nullptr, nullptr, function);
+  pthread_atfork(before, in_parent, in_child);
 #endif
 }
 

@@ -22,8 +22,9 @@ void advise_huge_pages(void* data, size_t bytes);
 /// keeps freed blocks that lie below one in use: beside packed matrices, all that their model was read with.
 void release_freed_memory();
 
-/// Calls `function` in the child of every later fork of this process, before fork returns there.
-void after_fork_in_child(void (*function)());
+/// Calls these functions, where not null, around every later fork of this process: the first before it, the
+/// others before fork returns.
+void at_fork(void (*before)(), void (*in_parent)(), void (*in_child)());
 
 /// Whether an aarch64 processor has the dot product of bytes (sdot, udot); false on every other one.
 bool has_neon_dot_product();

@@ -4,6 +4,7 @@
 
 namespace embedkit {
 
+void bind_platform(pybind11::module_& m);
 void bind_text(pybind11::module_& m);
 void bind_encoder(pybind11::module_& m);
 void bind_token_window(pybind11::module_& m);

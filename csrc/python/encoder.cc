@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/platform.h"
 #include "pipeline/encode.h"
 #include "python/bind.h"
 #include "python/gil.h"
@@ -266,15 +265,6 @@ void bind_encoder(py::module_& m) {
         return names;
       },
       "The instruction sets that this machine can run, slowest first.");
-  m.def("default_threads", &default_threads,
-        "How many threads the CPU affinity and the cgroup quota of this process allow.");
-  m.def(
-      "release_freed_memory",
-      [] {
-        const GilRelease release;
-        release_freed_memory();
-      },
-      "Give freed memory back to the system, where the C library can be told to (glibc).");
   py::class_<Encoder>(m, "Encoder")
       .def(py::init(&make_encoder), py::arg("config"), py::arg("tensors"), py::arg("pooling"),
            py::arg("head"), py::arg("precision"))

@@ -6,6 +6,7 @@
 
 PYBIND11_MODULE(_core, m) {
   m.doc() = "The compiled core of embedkit; use embedkit.Encoder.";
+  embedkit::bind_platform(m);
   embedkit::bind_text(m);
   embedkit::bind_encoder(m);
   embedkit::bind_token_window(m);

@@ -8,7 +8,6 @@ missing row was replaced before the segment was finished.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import math
 import sqlite3
@@ -30,7 +29,7 @@ from ...documents.document import Document, check_document
 from ...documents.errors import InputError
 from ...documents.passages import document_of
 from ...files import check_opens
-from ...forking import fork_lock, wait_for_fork
+from ...forking import fork_lock, hold_sqlite, keep_forever, wait_for_fork
 from ..errors import IndexDamagedError, ResumeError
 from ..words.analyzer import Analyzer, analyzer
 from ..words.languages import AUTO, NONE, detect_language
@@ -65,6 +64,9 @@ _DISK_ERRORS = ("disk I/O error", "unable to open database file")
 _ALL = "SELECT row, key, text, metadata FROM documents ORDER BY row"
 
 _READABLE = ("documents", "json_each")  # what a condition may read
+
+
+hold_sqlite()
 
 
 class OtherInputError(ResumeError):
@@ -450,8 +452,7 @@ class DocumentReader:
         while self._closing:
             detached = self._closing.pop().detach()
             if detached is not None:
-                # whatever closes the connection, be it the end of the process, would wait for that thread
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(detached[1]))
+                keep_forever(detached[1])
 
     def _ready(self) -> None:
         """Open the file again in a child that has lost the connections; `ValueError` if it was closed."""

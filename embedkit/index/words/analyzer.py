@@ -20,12 +20,11 @@ from __future__ import annotations
 import functools
 import re
 import sqlite3
-import threading
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, pairwise
 
-from ...forking import fork_lock
+from ...forking import fork_lock, keep_forever
 from .languages import NONE, stop_words
 
 __all__ = ["Analyzer", "Form", "analyzer", "create_table", "runs_and_words"]
@@ -167,25 +166,29 @@ def _stored_pairs(run: re.Match[str]) -> str:
     return f" {' '.join((*_pairs(letters), letters[-1]))} "
 
 
-class _Cutter(threading.local):
-    """FTS5 in memory, to cut the words of queries as it cuts texts; one for each thread."""
+class _Cutter:
+    """FTS5 in memory, to cut the words of queries as it cuts texts."""
 
     def __init__(self, tokenizer: str) -> None:
         self._tokenizer = tokenizer
         self._db: sqlite3.Connection | None = None
-        self._lock = fork_lock()  # other threads never ask for it
+        self._lock = fork_lock(lose=self._lose)
         self._known: dict[str, list[str]] = {}
 
     def __call__(self, words: list[str]) -> list[list[str]]:
         """The terms of each word."""
-        unknown = [word for word in words if word not in self._known]
-        if unknown:
-            if len(self._known) >= _CACHED_STEMS:
-                self._known.clear()
-                unknown = words
-            with self._lock:
+        with self._lock:
+            unknown = [word for word in words if word not in self._known]
+            if unknown:
+                if len(self._known) >= _CACHED_STEMS:
+                    self._known.clear()
+                    unknown = words
                 self._known.update(zip(unknown, self._cut(unknown), strict=True))
-        return [self._known[word] for word in words]
+            return [self._known[word] for word in words]
+
+    def _lose(self) -> None:
+        keep_forever(self._db)
+        self._db = None
 
     def _cut(self, words: list[str]) -> list[list[str]]:
         if self._db is None:
@@ -202,7 +205,7 @@ class _Cutter(threading.local):
         return terms
 
     def _open(self) -> sqlite3.Connection:
-        db = sqlite3.connect(":memory:", isolation_level=None)
+        db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         try:
             create_table(db, "cut", "word, content=''", self._tokenizer)
             db.execute("CREATE VIRTUAL TABLE terms USING fts5vocab(cut, instance)")

@@ -163,7 +163,15 @@ def search():
         began.set()
         index.search(f"whales {os.urandom(2).hex()}", 3, where=f"{sys.argv[3]} or n = {os.urandom(2)[0]}")
 
-threads = [threading.Thread(target=search) for _ in range(2)]
+def write():
+    n = 0
+    while not stop.is_set():
+        began.set()
+        index.add([Document(f"a new whale {n}", f"new{n}")])
+        n += 1
+
+targets = (search, search) if sys.argv[3] else (write,)
+threads = [threading.Thread(target=target) for target in targets]
 [thread.start() for thread in threads]
 began.wait()
 codes = []
@@ -196,17 +204,78 @@ def run(code: str, *arguments: str) -> tuple[str, str]:
         pytest.fail("a child hangs")
 
 
-# calls of a millisecond, and a condition that takes SQLite's memory again and again
+# calls of a millisecond, a condition that takes SQLite's memory again and again, and one that a fork interrupts
 CONDITIONS = [
     "text like '%whale'",
     " and ".join(["lower(a.b) || upper(a.b) != ''"] * 400),
+    "text like '%a%a%a%b'",
 ]
 
 
-@pytest.mark.parametrize("condition", CONDITIONS, ids=["short", "of memory"])
+@pytest.mark.parametrize("condition", CONDITIONS, ids=["short", "of memory", "long"])
 def test_a_child_searches_that_is_forked_while_other_threads_search(tmp_path: Path, condition: str) -> None:
     out, err = run(SEARCHING, str(TESTS), str(tmp_path / "index"), condition)
     assert out == f"{[0] * 8}\n", err
+
+
+def test_a_child_searches_that_is_forked_while_another_thread_writes(tmp_path: Path) -> None:
+    out, err = run(SEARCHING, str(TESTS), str(tmp_path / "index"), "")
+    assert out == f"{[0] * 8}\n", err
+
+
+NEW_LOCKS = """
+import os, threading
+from embedkit import forking
+
+class Owner:
+    def __init__(self):
+        self.lock = forking.fork_lock(lose=self.lose)
+
+    def lose(self):
+        os._exit(3)
+
+forking._PATIENCE = 20.0
+owners = [Owner()]
+began, waits = threading.Event(), threading.Event()
+os.register_at_fork(before=waits.set)  # runs before those of `forking`
+
+def work():
+    with owners[0].lock:
+        began.set()
+        waits.wait()
+        owners.append(Owner())
+        owners[1].lock.acquire()
+    threading.Event().wait(0.3)
+    owners.append(Owner())
+    with owners[2].lock:
+        owners[1].lock.release()
+        threading.Event().wait(0.3)
+
+thread = threading.Thread(target=work)
+thread.start()
+began.wait()
+if (child := os.fork()) == 0:
+    os._exit(0)
+thread.join()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_fork_waits_for_locks_that_are_made_while_it_waits() -> None:
+    out, err = run(NEW_LOCKS)
+    assert out == "0\n", err
+
+
+HIDDEN = """
+import ctypes
+ctypes.PyDLL = lambda name: object()
+import embedkit.index
+print("imported")
+"""
+
+
+def test_an_index_works_where_python_hides_the_names_of_sqlite() -> None:
+    assert run(HIDDEN)[0] == "imported\n"
 
 
 SLOW = """
