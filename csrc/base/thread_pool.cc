@@ -152,7 +152,8 @@ ThreadPool& ThreadPool::shared() {
   // Never destroyed: helpers may still wait on it while the process exits. In a forked child the parent's
   // pool has no threads and its locks may be held forever, so the child starts with a new one.
   static std::atomic<ThreadPool*> pool{nullptr};
-  [[maybe_unused]] static const bool registered = (at_fork(nullptr, nullptr, [] { pool.store(nullptr); }), true);
+  [[maybe_unused]] static const bool registered =
+      (at_fork(nullptr, nullptr, [] { pool.store(nullptr); }), true);
   ThreadPool* current = pool.load(std::memory_order_acquire);
   if (current == nullptr) {
     auto* fresh = new ThreadPool();
