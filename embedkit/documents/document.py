@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .errors import InputError
 
-__all__ = ["Document", "check_document", "check_text", "json_type"]
+__all__ = ["Document", "EncodedDocument", "check_document", "check_text", "json_type"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,11 @@ class Document:
     origin: str = ""
     position: int = 0
     vector: npt.NDArray[np.floating[Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedDocument(Document):
+    """A document whose vector the index's own model has computed of its text; a `Document`'s may be any."""
 
 
 def check_text(text: object, what: str) -> str | None:

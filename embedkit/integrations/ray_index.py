@@ -30,7 +30,7 @@ except ImportError as error:
     raise ImportError("the engine ray needs ray[data]: pip install 'embedkit[cpu,ray]'") from error
 
 from ..arguments import check_positive
-from ..documents.document import Document
+from ..documents.document import Document, EncodedDocument
 from ..documents.errors import InputError, OnError, reject
 from ..documents.readers import check_fields
 from ..files import expanded
@@ -316,7 +316,7 @@ class Documents:
             for one in shard.rejected:
                 reject(one.error(), self._on_error)
             for document, line in self._store.read(shard):
-                yield Document(
+                yield EncodedDocument(
                     document.text,
                     document.id,
                     document.metadata,

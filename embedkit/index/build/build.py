@@ -430,6 +430,7 @@ def _encode(job: _Job, chunks: Generator[Chunk, None, None], staging: Staging, p
             for chunk in chunks:
                 before, begin = truncated_by(job.encoder), time.monotonic()
                 spool.add(encode_chunk(chunk, job.encoder, job.header.dimension, normalize=normalize))
+                staging.given += chunk.given
                 pace.took(chunk.characters, time.monotonic() - begin)
                 if staging.truncated is not None:
                     cut = truncated_by(job.encoder)

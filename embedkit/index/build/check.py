@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...documents.document import Document, check_document, json_type
+from ...documents.document import Document, EncodedDocument, check_document, json_type
 from ...documents.errors import InputError
 from ...documents.passages import document_of
 from ..encoder import TextEncoder, refuses_long
@@ -16,7 +16,16 @@ from ..storage.generation import Generation
 from ..storage.segment import CHARACTERS_AT_ONCE
 from .settings import Mode
 
-__all__ = ["blocks", "check_new_id", "given_vector", "is_blank", "length_check", "with_id", "with_taken"]
+__all__ = [
+    "blocks",
+    "check_new_id",
+    "given_vector",
+    "has_given_vector",
+    "is_blank",
+    "length_check",
+    "with_id",
+    "with_taken",
+]
 
 _AT_ONCE = 256
 _CUT = "--on-overflow truncate or window (Encoder(on_overflow=...))"
@@ -110,6 +119,11 @@ def check_new_id(document: Document, taken: str | None) -> None:
             f"the id {taken!r} is already in the index; upsert replaces documents",
             skippable=True,
         )
+
+
+def has_given_vector(document: Document) -> bool:
+    """Whether the caller has given a vector, which need not be the one that the model computes of the text."""
+    return document.vector is not None and not isinstance(document, EncodedDocument)
 
 
 def given_vector(document: Document, dimension: int) -> Float32Array | None:

@@ -12,6 +12,7 @@ from ..encoder import TextEncoder
 from ..errors import BuildError
 from ..storage.faiss_index import Float32Array
 from ..storage.vectors import check_encoded, normalize_rows
+from .check import has_given_vector
 
 __all__ = ["CHUNK_TEXTS", "Chunk", "Pace", "encode_chunk", "encode_texts", "truncated_by"]
 
@@ -46,6 +47,7 @@ class Chunk:
         texts: of the documents.
         origins: of the documents, for error messages.
         vectors: those that came with their documents, by place in the chunk.
+        given: how many of those the caller has given.
         characters: in all texts.
         limit: the characters that it may have.
         position: as in `Document`, of the last one.
@@ -55,6 +57,7 @@ class Chunk:
     texts: list[str] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
     vectors: dict[int, Float32Array] = field(default_factory=dict)
+    given: int = 0
     characters: int = 0
     limit: int = _CHUNK_CHARACTERS
     position: int = 0
@@ -64,6 +67,7 @@ class Chunk:
         """Append ``document``, with its ``vector`` if it came with one."""
         if vector is not None:
             self.vectors[len(self.texts)] = vector
+        self.given += has_given_vector(document)
         self.texts.append(document.text)
         self.origins.append(document.origin or f"document {document.id}")
         self.characters += len(document.text)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from ...documents.document import Document
+from ...documents.document import Document, EncodedDocument
 from ...documents.passages import document_of
 from ..storage.document_store import StoredDocument
-from ..storage.faiss_index import Float32Array
 from ..storage.generation import Generation
 from .check import blocks
 
@@ -110,7 +108,7 @@ class Filter:
             self._passed.add(name)
             rows = {document.text: place for place, document in before}
             yield [
-                replace(document, vector=self._vector(base, *rows[document.text]))
+                self._encoded(document, base, *rows[document.text])
                 if document.vector is None and document.text in rows and _exact(base, rows[document.text][0])
                 else document
                 for document in group
@@ -127,11 +125,14 @@ class Filter:
             for row, document in base.segments[number].documents.fetch(rows).items()
         }
 
-    def _vector(self, base: Generation, number: int, row: int) -> Float32Array:
+    def _encoded(self, document: Document, base: Generation, number: int, row: int) -> EncodedDocument:
         segment = base.segments[number]
         self.unsure = self.unsure or segment.entry.truncated != 0
         vectors: Any = segment.raw.gather(np.array([row], np.int64))
-        return np.asarray(vectors[0], np.float32)
+        vector = np.asarray(vectors[0], np.float32)
+        return EncodedDocument(
+            document.text, document.id, document.metadata, document.origin, document.position, vector
+        )
 
 
 def _digest(document: Document) -> bytes | None:

@@ -17,6 +17,7 @@ from ..storage.faiss_index import Float32Array
 from ..storage.journal import Header, Journal, State
 from ..storage.spool import SPOOL_FILE, Spool, SpoolWriter
 from ..storage.vectors import normalize_rows
+from .check import has_given_vector
 
 __all__ = ["SHARD_ROWS", "Staging"]
 
@@ -32,6 +33,7 @@ class Staging:
         spool: where vectors are appended.
         resumed: documents and vectors on disk from before an interruption.
         truncated: texts that the model cut; ``None`` if that is unknown.
+        given: documents whose vectors the caller has given.
     """
 
     def __init__(
@@ -52,11 +54,15 @@ class Staging:
         path = folder / SPOOL_FILE
         self.resumed = 0
         self.truncated: int | None = 0 if state is None else state.truncated
+        self.given = 0
+        self._given_before: int | None = None  # unknown of other rows, and of those of an earlier embedkit
         if state is not None:
             self._journal = Journal(journal, header, resume=True)
             vectors = path.stat().st_size // (4 * header.dimension) if path.exists() else 0
             self.resumed = min(state.rows, vectors, self.documents.rows)
             self.documents.rewind(self.resumed)
+            if self.resumed == state.rows:
+                self._given_before = state.given
         self.spool = SpoolWriter(path, header.dimension, self.resumed)
         self._replayed = 0
         self._committed = 0
@@ -71,12 +77,22 @@ class Staging:
         """Compare the vector given with a document that was stored before an interruption.
 
         Raises:
-            OtherInputError: it is another one.
+            OtherInputError: it is another one, or the last of fewer that are given than before.
         """
         row = self._replayed
         self._replayed += 1
-        if vector is None:
-            return
+        self.given += has_given_vector(document)
+        if vector is not None:
+            self._compare(document, vector, row)
+        # a vector that was given and is missing now cannot be told from one that the model computed
+        if self._replayed == self.resumed and self.given < (self._given_before or 0):
+            raise OtherInputError(
+                f"{self._given_before:,} of the {self.resumed:,} documents from before the interruption came with "
+                f"their vectors, and now {self.given:,} do; give the same vectors, or start over with --restart "
+                "(restart=True)"
+            )
+
+    def _compare(self, document: Document, vector: Float32Array, row: int) -> None:
         if self._header.metric == "cosine":
             vector = normalize_rows(vector[None])[0]
         before = Spool(self.spool.path, self.resumed, self._header.dimension).read(row, row + 1)[0]
@@ -104,7 +120,7 @@ class Staging:
         if self.spool.rows == 0:
             return
         self.spool.sync()
-        self.journal.encoded(self.spool.rows, self.truncated)
+        self.journal.encoded(self.spool.rows, self.truncated, self.given)
 
     @property
     def journal(self) -> Journal:

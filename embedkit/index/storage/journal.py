@@ -3,8 +3,9 @@
 JSON Lines, appended and fsynced, one object each:
 
 * ``{"journal": 1, "mode": …, …}``: the `Header`. A build is resumed only if it has the same one.
-* ``{"rows": n, "truncated": m}``: the first n documents are in ``documents.sqlite`` and their vectors in
-  ``vectors.f32``, on disk; the model cut m of their texts. Written for each shard of some thousand documents.
+* ``{"rows": n, "truncated": m, "given": g}``: the first n documents are in ``documents.sqlite`` and their vectors in
+  ``vectors.f32``, on disk; the model cut m of their texts, and g of the vectors came with their documents. Written for
+  each shard of some thousand documents.
 * ``{"segment": {…}, "made": {…}}``: the segment is complete (`Finished`); only the manifest that names it may be
   missing.
 
@@ -108,12 +109,14 @@ class State:
         rows: documents encoded and on disk.
         finished: the complete segment, ``None`` while there is none.
         truncated: texts among them that the model cut; ``None`` if that is unknown.
+        given: those whose vectors the caller gave; ``None`` if that is unknown.
     """
 
     header: Header
     rows: int
     finished: Finished | None
     truncated: int | None = None
+    given: int | None = None
 
 
 def read_journal(path: Path) -> State | None:
@@ -131,6 +134,7 @@ def _read(path: Path) -> tuple[State | None, int]:
     header: Header | None = None
     rows = 0
     truncated: int | None = None
+    given: int | None = None
     finished = None
     for line in lines:
         try:
@@ -145,7 +149,7 @@ def _read(path: Path) -> tuple[State | None, int]:
             header = _from_json(Header, record)
         elif isinstance(record.get("rows"), int):
             rows = record["rows"]
-            truncated = record.get("truncated")
+            truncated, given = record.get("truncated"), record.get("given")
         elif "segment" in record:
             made = _from_json(Made, record.get("made") or {})
             try:
@@ -153,7 +157,7 @@ def _read(path: Path) -> tuple[State | None, int]:
             except IndexDamagedError:  # as good as a line that a crash tore
                 break
         readable += len(line) + 1
-    state = None if header is None or rows == 0 else State(header, rows, finished, truncated)
+    state = None if header is None or rows == 0 else State(header, rows, finished, truncated, given)
     return state, readable
 
 
@@ -193,9 +197,10 @@ class Journal:
         self._file.write(json.dumps(record, ensure_ascii=False).encode("utf-8") + b"\n")
         os.fsync(self._file.fileno())
 
-    def encoded(self, rows: int, truncated: int | None = None) -> None:
-        """Record that the first ``rows`` documents and vectors are on disk, ``truncated`` of them cut."""
-        self._append({"rows": rows, **({} if truncated is None else {"truncated": truncated})})
+    def encoded(self, rows: int, truncated: int | None = None, given: int | None = None) -> None:
+        """Record that the first ``rows`` documents and vectors are on disk; the rest is as in `State`."""
+        known = {"rows": rows, "truncated": truncated, "given": given}
+        self._append({name: count for name, count in known.items() if count is not None})
 
     def finished(self, finished: Finished) -> None:
         """Record that the segment is complete."""

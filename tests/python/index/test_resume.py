@@ -706,7 +706,7 @@ def test_the_journal_is_readable(interrupted: Interrupted) -> None:
     root, _ = interrupted
     lines = [json.loads(line) for line in (root / "build.journal").read_text().splitlines()]
     assert (lines[0]["journal"], lines[0]["mode"], lines[0]["dimension"]) == (1, "build", 32)
-    assert lines[-1] == {"rows": 2048}
+    assert lines[-1] == {"rows": 2048, "given": 0}
     assert np.fromfile(root / "segments" / ".building" / "vectors.f32", "<f4").shape == (2048 * 32,)
 
 

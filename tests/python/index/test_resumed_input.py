@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +77,48 @@ def test_texts_that_were_cut_before_the_interruption_are_counted(tmp_path: Path)
         Index.build(tmp_path / "index", TEXTS, Cutting(2))
     with Index.build(tmp_path / "index", TEXTS, Cutting(0)) as index:
         assert index.info()["truncated"] == 29  # text 100, text 200, …
+
+
+@pytest.mark.parametrize("before", [range(3000), range(0, 3000, 2), range(0)], ids=["all", "some", "none"])
+@pytest.mark.parametrize("mode", ["build", "add"])
+def test_vectors_that_were_given_are_given_again(tmp_path: Path, mode: str, before: range) -> None:
+    vectors = np.random.default_rng(0).standard_normal((3000, 32)).astype(np.float32)
+
+    def documents(given: Collection[int], stop: int = 3000) -> Iterator[Document]:
+        for number, text in enumerate(TEXTS[:stop]):
+            yield Document(text, f"t{number}", vector=vectors[number] if number in given else None)
+        if stop < 3000:
+            raise KeyboardInterrupt
+
+    def write(documents: Iterator[Document]) -> Any:
+        if mode == "build":
+            return Index.build(tmp_path / "index", documents, FakeEncoder(), factory="Flat").close()
+        with Index.open(tmp_path / "index", FakeEncoder()) as index:
+            return index.add(documents)
+
+    if mode == "add":
+        Index.build(tmp_path / "index", [Document("a", "a")], FakeEncoder(), factory="Flat").close()
+    with pytest.raises(KeyboardInterrupt):
+        write(documents(before, stop=2900))
+    other, error = (
+        (range(1), "its vector is not the one") if len(before) == 0 else (before[1:], "give the same vectors")
+    )
+    with pytest.raises(ResumeError, match=error):
+        write(documents(other))
+    write(documents(before))
+    with Index.open(tmp_path / "index", FakeEncoder()) as index:
+        assert len(index) == 3000 + (mode == "add")
+
+
+def test_a_journal_of_an_earlier_embedkit_does_not_count_the_vectors_given(tmp_path: Path) -> None:
+    def documents() -> Iterator[Document]:
+        for text in TEXTS[:2500]:
+            yield Document(text, text, vector=VECTOR)
+        raise KeyboardInterrupt
+
+    path = tmp_path / "index"
+    with pytest.raises(KeyboardInterrupt):
+        Index.build(path, documents(), FakeEncoder(), factory="Flat")
+    journal = path / "build.journal"
+    journal.write_text(re.sub(r', "given": \d+', "", journal.read_text()))
+    Index.build(path, [Document(text, text) for text in TEXTS], FakeEncoder(), factory="Flat").close()
