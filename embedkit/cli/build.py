@@ -133,8 +133,8 @@ def add_commands(commands: Any) -> None:
     build.add_argument(
         "--dedup",
         metavar="exact|near:SIM",
-        help="exact: leave out texts that repeat an earlier one; near:SIM (metric cosine): also those whose "
-        "similarity to an earlier one is at least SIM, e.g. near:0.95",
+        help="exact: leave out texts that repeat an earlier one (and its given vector); near:SIM (metric cosine): "
+        "also those whose similarity to an earlier one is at least SIM, e.g. near:0.95",
     )
     add_language(build, "auto", "language of the texts, for the words of hybrid search (default: auto)")
     ray_engine.add_options(build)

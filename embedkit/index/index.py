@@ -151,8 +151,8 @@ class Index(Searcher):
             passages: cut texts into passages of so many of the model's tokens (``256``, or ``(256, 32)`` with an
                 overlap), at borders of sentences and headings; hits are passages (`Hit.passage`), and deleting or
                 upserting a document means all its passages. ``None``: texts are whole, and the model cuts long ones.
-            dedup: "exact" leaves out texts that repeat an earlier one, "near:0.95" also those whose vectors are at
-                least so similar (among each one's 64 nearest; with the metric cosine).
+            dedup: "exact" leaves out texts that repeat an earlier one (and its vector, if one is given), "near:0.95"
+                also those whose vectors are at least so similar (among each one's 64 nearest; with the metric cosine).
             progress: called after each step, on the caller's thread.
 
         Raises:

@@ -15,6 +15,7 @@ from ...documents.passages import document_of
 from ..storage.document_store import StoredDocument
 from ..storage.generation import Generation
 from .check import blocks
+from .resume import vector_bytes
 
 __all__ = ["Filter"]
 
@@ -31,7 +32,7 @@ class Filter:
 
     Attributes:
         unchanged: documents that were dropped because the base holds them.
-        repeated: documents that were dropped because an earlier one has the same text.
+        repeated: documents that were dropped because an earlier one has the same text, and the same given vector.
         blank: documents that were dropped because their text is empty or white space.
         unsure: whether a stored vector may be of a text that the model cut.
     """
@@ -141,10 +142,14 @@ class Filter:
 
 
 def _digest(document: Document) -> bytes | None:
-    """Of the text; ``None`` for what is no text, which is refused where it is stored."""
+    """Of the text and the given vector; ``None`` for what is no text, which is refused where it is stored."""
     if not isinstance(document.text, str):
         return None
-    return hashlib.blake2b(document.text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    digest = hashlib.blake2b(document.text.encode("utf-8", "surrogatepass"), digest_size=16)
+    vector = vector_bytes(document.vector)
+    if vector is not None:
+        digest.update(b"\0" + vector)  # no text that is stored holds a NUL
+    return digest.digest()
 
 
 def _unusable(name: str) -> bool:

@@ -37,6 +37,7 @@ __all__ = [
     "published_before",
     "resumable_rows",
     "told",
+    "vector_bytes",
     "written_before",
 ]
 
@@ -76,7 +77,7 @@ class InputDigest:
             metadata = document.metadata  # whatever it is: it is checked later
             if isinstance(metadata, Mapping):
                 metadata = dict(metadata)
-            fields = (document.id, document.text, metadata, _bytes_of(document.vector))
+            fields = (document.id, document.text, metadata, vector_bytes(document.vector))
             try:
                 content = repr(fields)
             except (RecursionError, ValueError):  # metadata that is refused where it is stored
@@ -89,8 +90,8 @@ class InputDigest:
         return self._hash.hexdigest()
 
 
-def _bytes_of(vector: Any) -> bytes | None:
-    """A given vector for the digest; what is none is refused later, where vectors are checked."""
+def vector_bytes(vector: Any) -> bytes | None:
+    """A given vector for a digest; what is none is refused later, where vectors are checked."""
     try:
         return None if vector is None else np.asarray(vector).tobytes()
     except (TypeError, ValueError, OverflowError):

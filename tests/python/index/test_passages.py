@@ -484,6 +484,15 @@ def test_repeated_texts_are_left_out(tmp_path: Path, dedup: str, left: int) -> N
         Index.build(tmp_path / "other", texts, FakeEncoder(), dedup="near:2")
 
 
+@pytest.mark.parametrize("text", ["", "a text"])
+@pytest.mark.parametrize("dedup", ["exact", "near:0.99"])
+def test_texts_with_other_vectors_are_not_repeated(tmp_path: Path, dedup: str, text: str) -> None:
+    vectors = np.random.default_rng(0).standard_normal((5, 32))
+    documents = [Document(text, f"d{row}", vector=vectors[row % 5]) for row in range(6)]
+    with Index.build(tmp_path / "index", documents, FakeEncoder(), dedup=dedup) as built:
+        assert [document.id for document in built] == [f"d{row}" for row in range(5)]
+
+
 def test_a_refused_document_repeats_nothing(tmp_path: Path) -> None:
     documents = [Document("one", "a"), Document("two", "a"), Document("two", "b"), Document("one", "c")]
     with Index.build(tmp_path / "index", documents, FakeEncoder(), dedup="exact", on_error="skip") as built:
