@@ -380,7 +380,7 @@ def _stored(
                 check_new_id(document, taken)
                 vector = given_vector(document, job.header.dimension)
                 check_length(document)
-                store.add(document, stored=job.mode == "reembed")
+                store.add(document, stored=job.mode == "reembed", first=number == 0)
             except InputError as error:
                 error.document_id = document_of(document.id or "") if job.cutter else document.id
                 reject(error, job.settings.on_error)

@@ -8,6 +8,8 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -329,14 +331,25 @@ def _check_alike(first_path: Path, first: Manifest, path: Path, manifest: Manife
 
 
 def _check_disjoint(paths: Sequence[Path], generations: Sequence[Generation]) -> None:
-    """Refuse indexes of which two share an id."""
+    """Refuse indexes of which two share an id, of passages that of a document: its passages may have other numbers."""
     rows = sum(generation.manifest.documents for generation in generations)
-    shared = shared_id([generation.living_ids for generation in generations], rows)
+    passages = generations[0].manifest.passages is not None
+    sources = [
+        partial(_document_ids, generation) if passages else generation.living_ids
+        for generation in generations
+    ]
+    shared = shared_id(sources, rows)
     if shared is not None:
         name, one, other = shared
         raise InputError(
             "", f"the id {name!r} is in {paths[one]} and in {paths[other]}; delete it from one of them"
         )
+
+
+def _document_ids(generation: Generation) -> Iterator[list[str]]:
+    """The ids of the documents that its passages are of, in blocks; once for all passages that follow each other."""
+    for block in generation.living_ids():
+        yield [document_id for document_id, _ in groupby(map(document_of, block))]
 
 
 def _adopt(writer: Writer, source: Path, entry: SegmentEntry) -> SegmentEntry:

@@ -160,8 +160,13 @@ class DocumentWriter:
         """Whether `add` still expects documents that were stored before a crash."""
         return self._replay is not None
 
-    def add(self, document: Document, *, stored: bool = False) -> None:
-        """Append one document; ``stored``: of another segment, where earlier versions let metadata hold a NUL.
+    def add(self, document: Document, *, stored: bool = False, first: bool = False) -> None:
+        """Append one document.
+
+        Args:
+            document: with its id; a passage has its own.
+            stored: it is of another segment, where earlier versions let metadata hold a NUL.
+            first: it is the first passage that is stored of its document, whatever its number: some repeat others.
 
         Raises:
             InputError: the text, id or metadata cannot be stored, or the id is taken; nothing was written.
@@ -170,10 +175,17 @@ class DocumentWriter:
         document_id = check_document(document)
         metadata = _dump_metadata(document, stored=stored)
         with self._lock, _undamaged(self._folder):
+            if first and self._passages and not self._replace:
+                self._check_new(document, document_of(document_id))
             if self._replay is None:
                 self._insert(document, document_id, metadata)
             else:
                 self._compare(document, document_id, metadata)
+
+    def _check_new(self, passage: Document, document_id: str) -> None:
+        """Refuse the first ``passage`` of a document if passages of another one have its id, under other numbers."""
+        if any(row < self.rows for _, row in _passages_of(self._db, [document_id])):
+            raise _used_before(passage, document_id)
 
     def _insert(self, document: Document, document_id: str, metadata: str | None) -> None:
         if self._replace and self._passages and document_id.endswith("#1"):
@@ -183,7 +195,7 @@ class DocumentWriter:
         inserted = self._db.execute("INSERT OR IGNORE INTO documents VALUES (?, ?, ?, ?)", values).rowcount
         if not inserted:
             if not self._replace:
-                raise _used_before(document)
+                raise _used_before(document, document_id)
             self._db.execute("INSERT OR REPLACE INTO documents VALUES (?, ?, ?, ?)", values)
         self.rows += 1
 
@@ -198,7 +210,7 @@ class DocumentWriter:
         if not superseded and (stored is None or stored[1:] != (document_id, document.text, metadata)):
             row = self._db.execute("SELECT row FROM documents WHERE key = ?", (document_id,)).fetchone()
             if row is not None and row[0] < self.rows and not self._replace:
-                raise _used_before(document)
+                raise _used_before(document, document_id)
             raise _other_input(document.origin)
         self.rows += 1
         if not superseded and self._replay is not None:
@@ -327,9 +339,9 @@ def _other_input(origin: str) -> OtherInputError:
     )
 
 
-def _used_before(document: Document) -> InputError:
+def _used_before(document: Document, document_id: str) -> InputError:
     return InputError(
-        document.origin, f"the id {document.id!r} was used before; ids must be unique", skippable=True
+        document.origin, f"the id {document_id!r} was used before; ids must be unique", skippable=True
     )
 
 

@@ -21,6 +21,7 @@ from embedkit import Encoder
 from embedkit.cli.main import main
 from embedkit.documents.passages import PassageCutter, Passages
 from embedkit.index import Document, Index, InputError, ModelMismatchError
+from embedkit.index.build.resume import resumable_rows
 from embedkit.index.evaluate import Judgments, Search, evaluate
 from embedkit.index.picture import make_picture
 from embedkit.index.picture.plot import title_of
@@ -497,6 +498,39 @@ def test_a_refused_document_repeats_nothing(tmp_path: Path) -> None:
     documents = [Document("one", "a"), Document("two", "a"), Document("two", "b"), Document("one", "c")]
     with Index.build(tmp_path / "index", documents, FakeEncoder(), dedup="exact", on_error="skip") as built:
         assert [(document.id, document.text) for document in built] == [("a", "one"), ("b", "two")]
+
+
+@pytest.mark.parametrize("dedup", [None, "exact"])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("Three four five six seven eight nine. One two.", "Three four five six seven eight nine. Ten."),
+        ("One two. Three four five six seven eight nine.", "Ten eleven."),
+    ],
+)
+def test_an_id_is_of_one_document_whichever_passages_are_left_out(
+    tmp_path: Path, dedup: str | None, first: str, second: str
+) -> None:
+    path = tmp_path / "index"
+    others = [Document(f"Number {row}.", f"d{row}") for row in range(2500)]
+    twice = [Document("One two.", "o"), Document(first, "a"), *others, Document(second, "a")]
+    with pytest.raises(InputError, match="the id 'a' was used before"):
+        Index.build(path, twice, Tokenizing(), passages=8, dedup=dedup)
+    assert resumable_rows(path)
+    with pytest.raises(InputError, match=r"2502 .*the id 'a' was used before"):
+        Index.build(path, twice, Tokenizing(), passages=8, dedup=dedup)
+    with Index.build(path, twice[:-1], Tokenizing(), passages=8, dedup=dedup) as index:
+        assert len(index.generation.places(["a"])["a"]) == (2 if dedup is None else 1)
+
+
+def test_documents_of_two_indexes_have_one_id_whichever_passages_are_left_out(tmp_path: Path) -> None:
+    first = [Document("One two.", "r"), Document("One two. Three four five six seven eight nine.", "a")]
+    Index.build(tmp_path / "first", first, Tokenizing(), passages=8, dedup="exact").close()
+    Index.build(tmp_path / "other", [Document("Ten.", "a")], Tokenizing(), passages=8).close()
+    with Index.open(tmp_path / "first", Tokenizing()) as index:
+        assert [passage.id for passage in index] == ["r#1", "a#2"]
+    with pytest.raises(InputError, match=r"the id 'a' is in .*first and in .*other"):
+        Index.merge(tmp_path / "both", [tmp_path / "first", tmp_path / "other"])
 
 
 def test_near_duplicates_are_of_cosines(tmp_path: Path) -> None:
