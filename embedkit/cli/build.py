@@ -197,7 +197,7 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
         type=given,
         metavar="FOLDER",
         help="folder that file names in ids are relative to (default: the folder given, or the one that all inputs "
-        "share; then that of the index)",
+        "share; then that of the index, without which documents need ids)",
     )
     command.add_argument(
         "--txt",
@@ -247,8 +247,7 @@ class _Input:
         passages = getattr(arguments, "passages", None) if base is None else base.passages
         self._names = Names(
             arguments.root if arguments.root is not None or base is None else base.root,
-            # the ids of an index without a root are of an earlier version, or of Python
-            below_root=base is None or base.root is not None or arguments.root is not None,
+            "root" if base is None or arguments.root is not None else base.named_by,
             patterns=Patterns(tuple(arguments.include), tuple(arguments.exclude)),
             whole_text=(arguments.txt or ("lines" if passages is None else "whole")) == "whole",
             whole_stdin=arguments.txt == "whole",

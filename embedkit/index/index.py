@@ -209,7 +209,7 @@ class Index(Searcher):
         """Merge several indexes into a new one at ``path``, without encoding, and open it.
 
         Their files are hard-linked, or copied. `compact` merges them into one segment. Of the prompts of their queries,
-        the model's own is used if they differ.
+        the model's own is used if they differ; the root of their file names is kept if it is one.
 
         Raises:
             ModelMismatchError: their models, dimensions, metrics or precisions differ.
