@@ -28,7 +28,7 @@ from ..storage.layout import SEGMENTS_FOLDER, TOMBSTONES_FOLDER, Writer, current
 from ..storage.manifest import Manifest, ReadingEntry, SegmentEntry
 from ..storage.search_parameters import SearchParameters
 from ..words.languages import check_language
-from .fold import copy_segments, language_of
+from .fold import copy_segments, language_of, languages_of
 from .publish import dated, in_language_of, kept_as_asked, rows_of_documents, tombstone
 from .resume import HEADER_NAMES, change_errors, check_new, told
 from .settings import BuildSettings, Report
@@ -285,6 +285,9 @@ def _merge(target: Path, sources: Sequence[Path]) -> int:
             built=None,
             refuses_long=all(one.manifest.refuses_long for one in generations),
         )
+        languages = languages_of(manifest)
+        if len(languages) == 1:  # which the first, of too little text, may not have known
+            manifest = replace(manifest, language=languages.pop())
         writer.publish(dated(manifest, writer.generation), folders)
         return manifest.documents
 
