@@ -152,7 +152,8 @@ class Index(Searcher):
                 overlap), at borders of sentences and headings; hits are passages (`Hit.passage`), and deleting or
                 upserting a document means all its passages. ``None``: texts are whole, and the model cuts long ones.
             dedup: "exact" leaves out texts that repeat an earlier one, "near:0.95" also those whose vectors are at
-                least so similar (among each one's 64 nearest; with the metric cosine).
+                least so similar (among each one's 64 nearest; with the metric cosine). `add` and `upsert` leave
+                out none.
             progress: called after each step, on the caller's thread.
 
         Raises:
