@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_commands"]
 
+_DEDUP = "--dedup"
 _SAMPLE = 2000  # documents for the estimate, or the first that have
 _SAMPLE_CHARACTERS = 8 << 20
 _SAMPLE_SECONDS = 4  # PDF files are slow to read, and the build reads them again
@@ -134,7 +135,8 @@ def add_commands(commands: Any) -> None:
         "--dedup",
         metavar="exact|near:SIM",
         help="exact: leave out texts that repeat an earlier one (and its given vector); near:SIM (metric cosine): "
-        "also those whose similarity to an earlier one is at least SIM, e.g. near:0.95",
+        "also those whose similarity to an earlier one is at least SIM, e.g. near:0.95; add and upsert compare no "
+        "texts",
     )
     add_language(build, "auto", "language of the texts, for the words of hybrid search (default: auto)")
     ray_engine.add_options(build)
@@ -197,7 +199,7 @@ def _add_inputs(command: argparse.ArgumentParser) -> None:
         type=given,
         metavar="FOLDER",
         help="folder that file names in ids are relative to (default: the folder given, or the one that all inputs "
-        "share; then that of the index)",
+        "share; then that of the index, without which documents need ids)",
     )
     command.add_argument(
         "--txt",
@@ -247,8 +249,7 @@ class _Input:
         passages = getattr(arguments, "passages", None) if base is None else base.passages
         self._names = Names(
             arguments.root if arguments.root is not None or base is None else base.root,
-            # the ids of an index without a root are of an earlier version, or of Python
-            below_root=base is None or base.root is not None or arguments.root is not None,
+            "root" if base is None or arguments.root is not None else base.named_by,
             patterns=Patterns(tuple(arguments.include), tuple(arguments.exclude)),
             whole_text=(arguments.txt or ("lines" if passages is None else "whole")) == "whole",
             whole_stdin=arguments.txt == "whole",
@@ -398,7 +399,7 @@ def _build(arguments: argparse.Namespace) -> int:
 def _not_followed(arguments: argparse.Namespace, *, whole: bool) -> str | None:
     """What makes the index one that ``sync`` cannot follow."""
     if arguments.vectors or arguments.dedup:
-        return "--vectors" if arguments.vectors else "--dedup"
+        return _DEDUP if arguments.dedup else "--vectors"
     return None if whole else OTHER_INPUTS
 
 
@@ -429,6 +430,8 @@ def _add(arguments: argparse.Namespace) -> int:
         source = _Input(arguments, index.generation.manifest)
         load_index_encoder(index)
         manifest = index.generation.manifest
+        if manifest.reading is not None and manifest.reading.alone == _DEDUP:
+            complain(f"note: {path} was built with {_DEDUP}; {arguments.change} leaves out no repeated texts")
         settings = BuildSettings(
             manifest.factory, max_memory=arguments.max_memory, passages=Passages.of(manifest.passages)
         )

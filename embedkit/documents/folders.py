@@ -13,11 +13,15 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Literal
 
 from .errors import InputError
 from .sources import STDIN, format_of, listed_formats, names_of
 
-__all__ = ["Files", "Patterns", "find_files", "walk"]
+__all__ = ["Files", "NamedBy", "Patterns", "find_files", "walk"]
+
+NamedBy = Literal["root", "base", "none"]
+"""Paths below the root; as before indexes had one (`names_of`); files have no name: the root is not known."""
 
 _MOST_NAMED = 5
 _ANY_FOLDERS = re.compile(r"(?<![^/])(?:\*\*/)+")
@@ -68,7 +72,7 @@ class Files:
 
     Attributes:
         paths: in order.
-        names: of each path, what the default ids of its documents begin with.
+        names: of each path, what the default ids of its documents begin with; empty: it has none.
         root: the absolute folder that ``names`` are relative to; ``None``: they are base names, or paths as given.
         whole: whether they are all files of ``root``, which ``sync`` can follow.
         left_out: paths below the given folders that are not read: of unknown type, hidden, by a pattern, or an
@@ -177,7 +181,7 @@ def find_files(
     inputs: Sequence[str | os.PathLike[str]],
     *,
     root: str | None = None,
-    named_by_root: bool = True,
+    named_by: NamedBy = "root",
     patterns: Patterns | None = None,
     any_type: bool = False,
 ) -> Files:
@@ -186,7 +190,7 @@ def find_files(
     Args:
         inputs: as given by the caller.
         root: the folder that names are relative to; ``None``: the folder given, or the one that all inputs share.
-        named_by_root: false: names are as in indexes without a root (`names_of`).
+        named_by: what files are named by.
         patterns: which files below a folder are read; ``None``: all of a known type.
         any_type: as for `walk`.
 
@@ -240,7 +244,10 @@ def find_files(
                 unnamed.add(item)
             else:
                 tops.append(os.path.dirname(item))
-    if not named_by_root:
+    if named_by == "none":
+        files.names = [path if path in unnamed else "" for path in files.paths]
+        return files
+    if named_by == "base":
         named = iter(names_of([path for path in files.paths if path not in unnamed]))
         files.names = [path if path in unnamed else next(named) for path in files.paths]
         return files

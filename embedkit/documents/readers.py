@@ -38,7 +38,7 @@ import numpy.typing as npt
 
 from .document import Document, json_type
 from .errors import InputError, OnError
-from .folders import Files, Patterns, find_files
+from .folders import Files, NamedBy, Patterns, find_files
 from .sources import FORMATS, STDIN, Format, Source, csv_rows, format_of, tsv_rows
 from .whole import READ_IN_PARTS, WHOLE, UnreadableError, not_utf8, read_whole
 
@@ -65,17 +65,28 @@ class Names:
 
     Attributes:
         root: the folder that names are relative to; ``None``: the folder given, or the one all inputs share.
-        below_root: false: names as in indexes of earlier versions, the base name or the path as given.
+        named_by: what they are named by; "none": a document without an id is refused.
         patterns: which files below a folder are read; ``None``: all of a known type.
         whole_text: a ``.txt`` file is one document.
         whole_stdin: so is the text of standard input.
     """
 
     root: str | None = None
-    below_root: bool = True
+    named_by: NamedBy = "root"
     patterns: Patterns | None = None
     whole_text: bool = False
     whole_stdin: bool = False
+
+
+def _named(source: Source) -> str:
+    """What the default ids of its documents begin with; `InputError` if they cannot be told."""
+    if not source.name:
+        raise InputError(
+            source.path,
+            "a document has no id, and the index has no root that names of files are relative to; name that folder: "
+            "--root FOLDER",
+        )
+    return source.name
 
 
 def _format(path: str, format: Format | None, names: Names) -> Format | None:
@@ -156,7 +167,7 @@ class Corpus:
         files = find_files(
             inputs,
             root=names.root,
-            named_by_root=names.below_root,
+            named_by=names.named_by,
             patterns=names.patterns,
             any_type=format is not None,
         )
@@ -230,7 +241,7 @@ class Corpus:
                     self.named = self.named or document_id is not None
                     yield Document(
                         text,
-                        f"{source.name}:{line}" if document_id is None else document_id,
+                        f"{_named(source)}:{line}" if document_id is None else document_id,
                         metadata,
                         origin,
                         start + source.position(),
@@ -280,14 +291,14 @@ class Corpus:
         except UnreadableError as error:
             source.reject(1, str(error))
             return
-        name = source.name
+        name = None
         if self._id_field is not None and (given := metadata.pop(self._id_field, None)) is not None:
             try:
                 name = _id(self._id_field, given)
             except _MalformedError as error:
                 source.reject(1, str(error))
                 return
-        yield _Record(1, text, name, metadata or None)
+        yield _Record(1, text, _named(source) if name is None else name, metadata or None)
 
     def _json_array(self, source: Source) -> Iterator[_Record]:
         content = source.content()

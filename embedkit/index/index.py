@@ -153,6 +153,7 @@ class Index(Searcher):
                 upserting a document means all its passages. ``None``: texts are whole, and the model cuts long ones.
             dedup: "exact" leaves out texts that repeat an earlier one (and its vector, if one is given), "near:0.95"
                 also those whose vectors are at least so similar (among each one's 64 nearest; with the metric cosine).
+                `add` and `upsert` leave out none.
             progress: called after each step, on the caller's thread.
 
         Raises:
@@ -209,7 +210,7 @@ class Index(Searcher):
         """Merge several indexes into a new one at ``path``, without encoding, and open it.
 
         Their files are hard-linked, or copied. `compact` merges them into one segment. Of the prompts of their queries,
-        the model's own is used if they differ.
+        the model's own is used if they differ; the root of their file names is kept if it is one.
 
         Raises:
             ModelMismatchError: their models, dimensions, metrics or precisions differ.

@@ -30,7 +30,7 @@ from ..storage.layout import SEGMENTS_FOLDER, TOMBSTONES_FOLDER, Writer, current
 from ..storage.manifest import Manifest, ReadingEntry, SegmentEntry
 from ..storage.search_parameters import SearchParameters
 from ..words.languages import check_language
-from .fold import copy_segments, language_of
+from .fold import copy_segments, language_of, languages_of
 from .publish import dated, in_language_of, kept_as_asked, rows_of_documents, tombstone
 from .resume import HEADER_NAMES, change_errors, check_new, told
 from .settings import BuildSettings, Report
@@ -282,10 +282,14 @@ def _merge(target: Path, sources: Sequence[Path]) -> int:
                 ),
             ),
             root=_only(one.manifest.root for one in generations),
+            base_names=all(one.manifest.base_names for one in generations),
             reading=_reading([one.manifest.reading for one in generations]),
             built=None,
             refuses_long=all(one.manifest.refuses_long for one in generations),
         )
+        languages = languages_of(manifest)
+        if len(languages) == 1:  # which the first, of too little text, may not have known
+            manifest = replace(manifest, language=languages.pop())
         writer.publish(dated(manifest, writer.generation), folders)
         return manifest.documents
 

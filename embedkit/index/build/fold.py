@@ -92,9 +92,14 @@ def _languages_of(manifest: Manifest) -> Iterator[tuple[slice, str]]:
     yield slice(begin, len(manifest.segments)), language or manifest.language
 
 
+def languages_of(manifest: Manifest) -> set[str]:
+    """The languages of the words of an index."""
+    return {language for _, language in _languages_of(manifest)}
+
+
 def language_of(root: Path, manifest: Manifest, remedy: str) -> str:
     """The language of all words of the index at ``root``; ValueError, with the ``remedy``, if there are several."""
-    languages = {language for _, language in _languages_of(manifest)}
+    languages = languages_of(manifest)
     if len(languages) > 1:
         raise ValueError(
             f"{root}: its words are in several languages ({', '.join(sorted(languages))}), and one segment has one: "

@@ -96,6 +96,7 @@ def again(manifest: Manifest, encoder: TextEncoder, settings: BuildSettings) -> 
         metric=manifest.metric,
         kept=manifest.kept if kept_as_asked(manifest) or not automatic else fresh.kept,
         root=manifest.root,
+        base_names=manifest.base_names,
         reading=_read_again(manifest, fresh),
         passages=manifest.passages,
         language=manifest.language,

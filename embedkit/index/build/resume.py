@@ -116,10 +116,20 @@ def check_output(root: Path, *, overwrite: bool, restart: bool) -> int:
 
     Raises:
         IndexExistsError: it is not a folder, or holds an index that is not to be replaced.
+        ResumeError: an interrupted command other than a build has encoded documents for the index.
     """
     if os.path.lexists(root) and not root.is_dir():
         raise IndexExistsError(f"{root}: exists and is not a folder; an index is a folder: name a new one")
-    rows = 0 if restart else resumable_rows(root)
+    state = None if restart else read_journal(root / JOURNAL_FILE)
+    if state is not None and state.header.mode != "build":
+        if state.finished is None:
+            raise ResumeError(
+                f"{root}: an interrupted '{state.header.mode}' has encoded {state.rows} documents for the index there; "
+                "run that command again, or pass --overwrite and --restart (overwrite=True, restart=True) to replace "
+                "the index"
+            )
+        state = None  # it may be live, and only its journal left
+    rows = 0 if state is None else state.rows
     if not overwrite and not rows and (root / CURRENT_FILE).exists():
         raise IndexExistsError(
             f"{root}: an index exists there; pass --overwrite (overwrite=True) to replace it"

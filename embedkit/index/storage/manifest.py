@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from ...documents.folders import NamedBy
 from ...documents.sources import FORMATS, Format
 from ...files import file_sha256
 from ..errors import IndexDamagedError
@@ -190,7 +191,8 @@ class Manifest:
         kept: how vectors are stored beside lossy codes: "fp32" or "int8".
         nprobe, ef, rescore: the default search parameters; ``None``: those of the Faiss index.
         tuning: the measurements of an automatic choice of parameters, if there was one.
-        root: the absolute folder that the names of files in ids are relative to; ``None``: they are not.
+        root: the absolute folder that the names of files in ids are relative to; ``None``: there is none, or they are
+            of several.
         reading: how its files were read; ``None``: not by ``embedkit-index build``.
         passages: how documents are cut ("TOKENS:OVERLAP"); ``None``: they are whole.
         max_length: of the encoder, if it is not the model's own.
@@ -199,6 +201,7 @@ class Manifest:
         refuses_long: texts beyond ``max_length`` are refused, not cut.
         factory_given: ``factory`` is what was asked for, not "auto" or what a model has put in its place.
         built: the generation that ``build`` wrote; ``None``: by an earlier embedkit, or by another command.
+        base_names: files in ids have their base names, as before an index had a root.
     """
 
     generation: int
@@ -224,11 +227,19 @@ class Manifest:
     built: int | None = None
     refuses_long: bool = False
     factory_given: bool = False
+    base_names: bool = False
 
     @property
     def filename(self) -> str:
         """The manifest's name under ``manifests/``."""
         return manifest_name(self.generation)
+
+    @property
+    def named_by(self) -> NamedBy:
+        """What names files that are added."""
+        if self.root is not None:
+            return "root"
+        return "base" if self.base_names else "none"
 
     def with_segments(self, segments: tuple[SegmentEntry, ...]) -> Manifest:
         """The same index with other segments."""
@@ -399,6 +410,7 @@ class _Parser:
             built=self.optional_count(data, "built"),
             refuses_long=self.flag(data, "refuses_long"),
             factory_given=self.flag(data, "factory_given"),
+            base_names="root" not in data or self.flag(data, "base_names"),
         )
         if sum(segment.documents for segment in segments) != manifest.documents:
             raise _damaged(self.path, "the rows of the segments do not add up to 'documents'")

@@ -433,6 +433,33 @@ def test_restart_takes_another_input(
         assert [one.id for one in opened][-4:] == ["k19"] * (command == "add") + ["k30", "k31", "k32"]
 
 
+@pytest.mark.parametrize("command", ["add", "upsert"])
+@pytest.mark.parametrize("dedup", [[], ["--dedup", "exact"]])
+def test_additions_to_an_index_without_repeated_texts_say_that_they_leave_out_none(
+    command: str, dedup: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["build", write("x.jsonl", 0, 5), "-o", "index", *dedup]) == 0
+    capsys.readouterr()
+    assert main([command, "index", write("y.jsonl", 5, 7)]) == 0
+    told = f"note: index was built with --dedup; {command} leaves out no repeated texts\n"
+    assert (told in capsys.readouterr().err) == bool(dedup)
+
+
+@pytest.mark.parametrize("options", [[], ["--overwrite"]])
+def test_a_build_does_not_resume_an_interrupted_add(
+    index: str, options: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(monkeypatch, "add", index, write("y.jsonl", 20, 25))
+    capsys.readouterr()
+    build = ["build", "x.jsonl", "-o", index, *options]
+    line = done(capsys, *build, code=1)
+    assert "an interrupted 'add' has encoded 5 documents for the index there" in line
+    assert "pass --overwrite and --restart" in line
+    assert main([*build, "--overwrite", "--restart"]) == 0
+    with Index.open(index) as opened:
+        assert len(opened) == 20
+
+
 @pytest.mark.parametrize("command", ["sync", "reembed"])
 def test_restart_encodes_again(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

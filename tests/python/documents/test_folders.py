@@ -129,7 +129,7 @@ def test_whole_text_files(folder: Path) -> None:
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_standard_input_is_one_text_where_that_is_asked_for(whole: bool) -> None:
-    reader = f"from embedkit.documents.readers import Corpus, Names; names = Names(None, True, None, True, {whole})"
+    reader = f"from embedkit.documents.readers import Corpus, Names; names = Names(None, 'root', None, True, {whole})"
     command = [sys.executable, "-c", f"{reader}; print([one.text for one in Corpus('-', names=names)])"]
     done = subprocess.run(command, input="one\ntwo\n", capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(["one\ntwo\n"] if whole else ["one", "two"])
@@ -231,9 +231,39 @@ def test_an_index_of_an_earlier_version_keeps_its_names(
     for segment in fields["segments"]:
         del segment["truncated"]
     manifest.write_text(json.dumps(fields))
-    run("upsert", str(index), str(folder / "a" / "x.txt"))
-    assert ids(index) == ["x.txt:1", "x.txt:2"]
-    assert "2 unchanged" in capsys.readouterr().out
+    for _ in range(2):
+        run("upsert", str(index), str(folder / "a" / "x.txt"))
+        assert "2 unchanged" in capsys.readouterr().out
+        run("add", str(index), str(folder / "b" / "x.txt"), "--root", str(folder))
+        assert ids(index) == ["b/x.txt:1", "x.txt:1", "x.txt:2"]
+        run("delete", str(index), "b/x.txt:1")
+        capsys.readouterr()
+
+
+def test_files_are_not_named_by_the_roots_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In an index that has no root, `upsert a/s` took `s/x.md` for the `x.md` of `a`, and replaced that."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a/x.md", "a/s/x.md", "a/s/z.md", "b/y.md"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(f"the text of {name}")
+    run("build", "a", "-o", "i1")
+    run("build", "b", "-o", "i2")
+    capsys.readouterr()
+    run("merge", "i1", "i2", "-o", "both")
+    assert capsys.readouterr().out.endswith("add and upsert need --root\n")
+    for command in ("add", "upsert"):
+        assert main([command, "both", "a/s"]) == 2
+        told = capsys.readouterr().err
+        assert "a/s/x.md: a document has no id, and the index has no root" in told
+        assert "--root FOLDER; nothing was written to both" in told
+    assert main(["add", "both", "a", "--on-error", "skip"]) == 2
+    run("upsert", "both", "a", "--root", "a")
+    assert "0 documents added, 3 unchanged" in capsys.readouterr().out
+    Path("more.jsonl").write_text('{"id": "one", "text": "of its own id"}\n')
+    run("add", "both", "more.jsonl")
+    assert ids(Path("both")) == ["one", "s/x.md", "s/z.md", "x.md", "y.md"]
 
 
 def test_pdf_and_word(tmp_path: Path) -> None:
@@ -347,11 +377,13 @@ def test_a_file_of_a_descriptor_has_no_folder(
         assert main(["build", f"/dev/fd/{reader}", "--format", "jsonl", "-o", "index"]) == 0
     finally:
         os.close(reader)
-    assert main(["add", "index", "more.jsonl"]) == 0, capsys.readouterr().err
+    assert main(["add", "index", "more.jsonl"]) == 2
+    assert "more.jsonl: a document has no id, and the index has no root" in capsys.readouterr().err
+    assert main(["add", "index", "more.jsonl", "--root", "."]) == 0, capsys.readouterr().err
     with Index.open("index") as index:
         assert index.generation.manifest.root is None
         assert len(index) == 4
-    assert find_files([f"/dev/fd/{reader}", "more.jsonl"], named_by_root=False).names == [
+    assert find_files([f"/dev/fd/{reader}", "more.jsonl"], named_by="base").names == [
         f"/dev/fd/{reader}",
         "more.jsonl",
     ]

@@ -111,6 +111,21 @@ def test_segments_of_several_languages_stay_apart(tmp_path: Path) -> None:
         assert index.compact(language="none") and found(index) == [set(), set()]
 
 
+@pytest.mark.parametrize("order", ["CD", "DC"])
+def test_the_language_of_merged_indexes_is_that_of_those_that_tell_it(tmp_path: Path, order: str) -> None:
+    pytest.importorskip("snowballstemmer")
+    german = ["Die Häuser stehen an der Straße", "Das ist nicht der Weg zu uns"] * 6
+    for name, texts in (("C", ["Zürich"]), ("D", german)):
+        documents = [Document(text, f"{name}{n}") for n, text in enumerate(texts)]
+        Index.build(tmp_path / name, documents, FakeEncoder()).close()
+    Index.merge(tmp_path / "both", [tmp_path / name for name in order]).close()
+    with Index.open(tmp_path / "both", FakeEncoder()) as index:
+        assert index.generation.manifest.language == "german"
+        index.add([Document("This is the way to the houses of the city", f"new{n}") for n in range(9)])
+        assert index.generation.manifest.language == "german"
+        assert index.compact()
+
+
 def test_no_language_stays_none_after_a_merge(tmp_path: Path) -> None:
     pytest.importorskip("snowballstemmer")
     for language in ("none", "english"):
