@@ -20,7 +20,9 @@ import numpy as np
 import torch
 
 from ... import Encoder
-from ...model_folder.saving import DenseWeights, append_dense, check_new_folder, new_folder
+from ...model_folder.folder import open_folder
+from ...model_folder.saving import DenseWeights, append_dense, check_extensible, check_new_folder, new_folder
+from ..backbone import root_folder
 from ..linear_map import LinearMap, fit, sample_distinct
 from ..model import ModelOptions
 
@@ -101,6 +103,7 @@ def fit_map(
         FileExistsError: ``output`` is not empty.
         FileNotFoundError, ValueError: the model is missing, or an argument does not fit it.
     """
+    check_extensible(open_folder(root_folder(model)))
     with Encoder(model) as encoder:
         check_new_folder(output)
         vectors = encoder.encode(sample_distinct(texts, step.samples), prompt=prompt)
@@ -114,7 +117,7 @@ def append_map(encoder: Encoder, linear_map: LinearMap, output: Path) -> None:
 
     Raises:
         FileExistsError: ``output`` is not empty.
-        ValueError: the map's input is not the encoder's vectors, or the encoder's weights are int8.
+        ValueError: the map's input is not the encoder's vectors, the encoder's weights are int8, or it has a Router.
     """
     width = linear_map.weight.shape[0]
     if width != encoder.get_embedding_dimension():

@@ -143,3 +143,25 @@ def test_a_folder_without_a_projection_is_not_composed(make_model: MakeModel) ->
     folder = make_model()
     with pytest.raises(ValueError, match="has no Dense layer without an activation after its pooling"):
         compose_dense(folder, np.eye(Encoder(folder).get_embedding_dimension(), dtype=np.float32))
+
+
+def test_what_takes_no_map_is_refused_before_texts_are_encoded(
+    make_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model with a Router the default route alone was written."""
+    modules = pytest.importorskip("sentence_transformers.models")
+    st = pytest.importorskip("sentence_transformers")
+    monkeypatch.setattr(Encoder, "encode", None)
+    query, document = (
+        list(st.SentenceTransformer(str(make_model(pooling=mode)), device="cpu")) for mode in ("mean", "cls")
+    )
+    router = modules.Router({"query": query, "document": document}, default_route="document")
+    st.SentenceTransformer(modules=[router], device="cpu").save(str(tmp_path / "router"))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(
+        ValueError, match="router is a model with a Router; .* only to a model with one route"
+    ):
+        fit_map(str(tmp_path / "router"), [], tmp_path / "out", MapStep(4))
+    with pytest.raises(ValueError, match="is a model with a Router"):
+        compose_dense(tmp_path / "router", np.eye(32, dtype=np.float32))
+    assert sorted(tmp_path.rglob("*")) == before
