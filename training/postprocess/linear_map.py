@@ -106,6 +106,7 @@ def fit_map(
     check_extensible(open_folder(root_folder(model)))
     with Encoder(model) as encoder:
         check_new_folder(output)
+        encoder.truncate_dim = None  # the map is of all dimensions, and sets their number
         vectors = encoder.encode(sample_distinct(texts, step.samples), prompt=prompt)
         fitted = fit(vectors, step.dimension, step.method)
         append_map(encoder, fitted, output)
@@ -126,7 +127,7 @@ def append_map(encoder: Encoder, linear_map: LinearMap, output: Path) -> None:
             "fit it on this model's vectors"
         )
     if encoder.truncate_dim is not None:
-        raise ValueError("the model truncates its vectors (truncate_dim); open it with all dimensions")
+        raise ValueError("the model truncates its vectors; set its truncate_dim to None, and fit the map anew")
     with new_folder(output) as work:
         encoder.save(work, precision="fp32")
         append_dense(work, DenseWeights(np.ascontiguousarray(linear_map.weight.T), linear_map.bias))

@@ -126,6 +126,18 @@ def test_a_plain_transformers_folder(make_model: MakeModel, texts: list[str], tm
     assert Encoder(tmp_path / "model").encode(texts[:3]).shape == (3, 4)
 
 
+def test_the_map_of_a_model_that_truncates_takes_all_dimensions(
+    make_model: MakeModel, texts: list[str], tmp_path: Path
+) -> None:
+    plain = make_model()
+    Encoder(plain, truncate_dim=8).save(tmp_path / "short")
+    for name, source in (("plain", plain), ("mapped", tmp_path / "short")):
+        fit_map(str(source), texts, tmp_path / name, MapStep(12))
+    expected, found = Encoder(tmp_path / "plain"), Encoder(tmp_path / "mapped")
+    assert found.get_embedding_dimension() == 12
+    assert np.array_equal(found.encode(texts), expected.encode(texts))
+
+
 def test_refusals_leave_nothing_behind(make_model: MakeModel, texts: list[str], tmp_path: Path) -> None:
     output = tmp_path / "model"
     with Encoder(make_model()) as encoder, pytest.raises(ValueError, match="takes 5 dimensions"):
@@ -159,7 +171,7 @@ def test_what_takes_no_map_is_refused_before_texts_are_encoded(
     st.SentenceTransformer(modules=[router], device="cpu").save(str(tmp_path / "router"))
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(
-        ValueError, match="router is a model with a Router; .* only to a model with one route"
+        ValueError, match=r"router is a model with a Router; .* only to a model with one route"
     ):
         fit_map(str(tmp_path / "router"), [], tmp_path / "out", MapStep(4))
     with pytest.raises(ValueError, match="is a model with a Router"):
