@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from ... import Encoder
+from ...arguments import check_fp32
 from ...model_folder.folder import open_folder
 from ...model_folder.saving import DenseWeights, append_dense, check_extensible, check_new_folder, new_folder
 from ..backbone import root_folder
@@ -103,7 +104,9 @@ def fit_map(
         FileExistsError: ``output`` is not empty.
         FileNotFoundError, ValueError: the model is missing, or an argument does not fit it.
     """
-    check_extensible(open_folder(root_folder(model)))
+    folder = open_folder(root_folder(model))
+    check_extensible(folder)
+    check_fp32(folder, "fit the map on")
     with Encoder(model) as encoder:
         check_new_folder(output)
         encoder.truncate_dim = None  # the map is of all dimensions, and sets their number
@@ -127,7 +130,9 @@ def append_map(encoder: Encoder, linear_map: LinearMap, output: Path) -> None:
             "fit it on this model's vectors"
         )
     if encoder.truncate_dim is not None:
-        raise ValueError("the model truncates its vectors; set its truncate_dim to None, and fit the map anew")
+        raise ValueError(
+            "the model truncates its vectors; set its truncate_dim to None, and fit the map anew"
+        )
     with new_folder(output) as work:
         encoder.save(work, precision="fp32")
         append_dense(work, DenseWeights(np.ascontiguousarray(linear_map.weight.T), linear_map.bias))

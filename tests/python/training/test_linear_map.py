@@ -169,11 +169,18 @@ def test_what_takes_no_map_is_refused_before_texts_are_encoded(
     )
     router = modules.Router({"query": query, "document": document}, default_route="document")
     st.SentenceTransformer(modules=[router], device="cpu").save(str(tmp_path / "router"))
+    with Encoder(make_model()) as encoder:
+        encoder.save(tmp_path / "small", "int8")
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(
         ValueError, match=r"router is a model with a Router; .* only to a model with one route"
     ):
         fit_map(str(tmp_path / "router"), [], tmp_path / "out", MapStep(4))
+    remedy = "embedkit-model convert .*small small-fp32 --precision fp32"
+    with pytest.raises(
+        ValueError, match=f"small holds int8 weights; fit the map on the fp32 model .*{remedy}"
+    ):
+        fit_map(str(tmp_path / "small"), [], tmp_path / "out", MapStep(4))
     with pytest.raises(ValueError, match="is a model with a Router"):
         compose_dense(tmp_path / "router", np.eye(32, dtype=np.float32))
     assert sorted(tmp_path.rglob("*")) == before
