@@ -17,6 +17,7 @@ __all__ = [
     "check_device",
     "check_devices",
     "check_dtype",
+    "check_fp32",
     "check_max_length",
     "check_overflow",
     "check_positive",
@@ -199,6 +200,16 @@ def check_precision(precision: Any, folder: ModelFolder, device: str = "cpu") ->
             "(embedkit-model convert --precision fp32 dequantizes the weights)"
         )
     return str(precision)
+
+
+def check_fp32(folder: ModelFolder, use: str) -> None:
+    """Refuse int8 weights where only fp32 ones are of ``use``: an imperative, such as "export"."""
+    if folder.precision == "int8":
+        path = folder.path
+        raise ValueError(
+            f"{path} holds int8 weights; {use} the fp32 model it was made from, or multiply its weights out first: "
+            f"embedkit-model convert {path} {path.name}-fp32 --precision fp32"
+        )
 
 
 def check_overflow(on_overflow: Any) -> str:

@@ -20,7 +20,7 @@ _FORMATS = (".tsv", ".jsonl")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of the command."""
     parser.add_argument("pairs", type=given_path, help="tsv, csv or jsonl, plain or .gz, or parquet")
-    parser.add_argument("output", type=given_path, help="file to write: .tsv or .jsonl")
+    parser.add_argument("output", type=given_path, help="new file to write: .tsv or .jsonl")
     parser.add_argument("--model", help="encoder that finds the negatives (default: the built-in model)")
     parser.add_argument(
         "--anchor", type=given, default="anchor", help="column of the anchors (default: anchor)"
@@ -54,6 +54,7 @@ def run(options: argparse.Namespace) -> int:
     """Mine and write; returns the exit status.
 
     Raises:
+        FileExistsError: the file to write exists.
         ValueError, OSError: a file, a column or an option is wrong; the message names it.
     """
     from .. import CrossEncoder, Encoder
@@ -70,11 +71,11 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"{options.output}: unknown kind of file; mine writes {' and '.join(_FORMATS)}")
     if not options.output.absolute().parent.is_dir():
         raise FileNotFoundError(f"{options.output}: its folder does not exist; create it first")
+    if options.output.exists():
+        raise FileExistsError(f"{options.output}: already exists; name another file")
     for path in (options.pairs, options.corpus):
         if path is not None and not path.is_file():
             raise FileNotFoundError(f"{path}: no such file")
-        if path is not None and path.exists() and options.output.exists() and options.output.samefile(path):
-            raise ValueError(f"{options.output} is an input; name another file")
     chosen = MineOptions(
         negatives=options.negatives,
         range_min=options.range_min,

@@ -124,6 +124,7 @@ class SentenceModel(nn.Module):
     Attributes:
         backbone: a transformers encoder.
         projection: the layer after the pooling, or None.
+        projection_started: it is the Dense module of the backbone's folder, not random.
         tokenizer_folder: the folder of the tokenizer's files.
         autocast: type of the backbone's products in mixed precision, None for fp32; pooling, heads and losses are
             always fp32.
@@ -139,6 +140,7 @@ class SentenceModel(nn.Module):
         self.tokenizer_folder = folder
         self.backbone = backbone
         self.projection = None
+        self.projection_started = False
         if options.projection is not None:
             self.projection = nn.Linear(self.hidden_size, options.projection.dimension)
         if options.freeze_embeddings:
@@ -192,9 +194,9 @@ class SentenceModel(nn.Module):
         )
         if len(entries) > 1:
             self.include_prompt = read_pooling(entries[1][1], self.hidden_size).include_prompt
-        self.start_projection()
+        self.projection_started = self._start_projection()
 
-    def start_projection(self) -> bool:
+    def _start_projection(self) -> bool:
         """Start the projection from the Dense module of the backbone's folder, if that has its size and activation.
 
         It must be in the projection's place, straight after one pooling mode.

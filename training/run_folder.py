@@ -24,7 +24,7 @@ from .recipe import Recipe
 from .scores import test_scores
 from .whole_file import write_text
 
-__all__ = ["alone", "check_own", "claim", "facts", "file_digest", "finish", "last_checkpoint"]
+__all__ = ["alone", "check_own", "claim", "facts", "file_digest", "finish", "finished", "last_checkpoint"]
 
 _UNFINISHED = "result.json.new"
 
@@ -191,6 +191,22 @@ def finish(
     work.rename(target)
     (output / _UNFINISHED).replace(output / "result.json")
     shutil.rmtree(output / "checkpoints", ignore_errors=True)
+
+
+def finished(output: Path, last: str = "result.json") -> dict[str, Any] | None:
+    """The content of the file that a run writes last; None if it is not finished.
+
+    Raises:
+        FileNotFoundError: its ``model/`` is gone.
+    """
+    if not (output / last).is_file():
+        return None
+    if not (output / "model").is_dir():
+        raise FileNotFoundError(
+            f"{output}: the run is finished, but its model/ is gone; put it back, or remove {last} to make it anew"
+        )
+    content: dict[str, Any] = json.loads((output / last).read_text(encoding="utf-8"))
+    return content
 
 
 def last_checkpoint(folder: Path) -> Path | None:

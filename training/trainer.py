@@ -38,7 +38,7 @@ from .postprocess import Step
 from .precision import check_launcher, precision_for
 from .processes import process_rank, world_size
 from .recipe import Recipe
-from .run_folder import alone, claim, facts, finish, last_checkpoint
+from .run_folder import alone, claim, facts, finish, finished, last_checkpoint
 from .scores import evaluation_pairs
 from .whole_file import write_text
 
@@ -78,6 +78,7 @@ def train(
         BlockingIOError: another training runs in ``output``.
         FileExistsError: ``output`` holds the run of another recipe or of other data, or a ``model/`` or
             ``checkpoints/`` that no run wrote there.
+        FileNotFoundError: the run is finished, but its ``model/`` is gone.
         FileNotFoundError, ValueError: the data, the model or an option is missing or wrong; the message names it.
     """
     if recipe.postprocess is not None and evaluators:
@@ -109,9 +110,8 @@ def _train(
 ) -> dict[str, Any]:
     """`train` in a folder of its own."""
     claim(output, recipe, root)
-    finished = output / "result.json"
-    if finished.is_file():
-        done: dict[str, Any] = json.loads(finished.read_text(encoding="utf-8"))
+    done = finished(output)
+    if done is not None:
         if process_rank() == 0:  # a kill may have left them
             shutil.rmtree(output / "checkpoints", ignore_errors=True)
         return done if process_rank() == 0 else {}

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import check_fp32
 from ..backends.onnx_files import DESCRIPTION, FORMAT, PRECISIONS, file_hash
 from ..encoder import Encoder
 from ..files import expanded
@@ -95,13 +96,7 @@ def export_onnx(
             f"{core!r} runs a graph already; open its folder without backend='onnx' to export another"
         )
     _check_one_transformer(core)
-    stored = core._engine.folder
-    if stored.precision == "int8":
-        path = stored.path
-        raise ValueError(
-            f"{path} holds int8 weights; export the fp32 model it was made from, or multiply its weights out first: "
-            f"embedkit-model convert {path} {path.name}-fp32 --precision fp32"
-        )
+    check_fp32(core._engine.folder, "export")
     if (computed := core.describe()["precision"]) != "fp32":
         raise ValueError(
             f"{core!r} computes in {computed}; open it with precision='fp32', and give export_onnx the precision"

@@ -33,6 +33,7 @@ __all__ = [
     "DenseWeights",
     "Modules",
     "append_dense",
+    "check_extensible",
     "check_new_folder",
     "compose_dense",
     "copy_tokenizer",
@@ -193,6 +194,18 @@ def copy_without_weights(
         write_json(inner / "config.json", {**read_json(inner / "config.json"), "max_length": length})
 
 
+def check_extensible(folder: ModelFolder) -> None:
+    """Refuse a model whose modules cannot be changed by `append_dense` and `compose_dense`.
+
+    Raises:
+        ValueError: it has a Router, of which they would write the default route alone.
+    """
+    if folder.routing is not None:
+        raise ValueError(
+            f"{folder.path} is a model with a Router; a layer can be added only to a model with one route"
+        )
+
+
 def append_dense(path: Path, layer: DenseWeights) -> None:
     """Add a layer after the last module of the model folder ``path``, in place.
 
@@ -200,9 +213,10 @@ def append_dense(path: Path, layer: DenseWeights) -> None:
 
     Raises:
         FileNotFoundError: a file of the folder is missing.
-        ValueError: the folder is damaged, or its vectors are not the layer's input.
+        ValueError: the folder is damaged or has a Router, or its vectors are not the layer's input.
     """
     folder = open_folder(path)
+    check_extensible(folder)
     if layer.weight.shape[1] != folder.dimension:
         raise ValueError(f"{path} has {folder.dimension} dimensions, the layer takes {layer.weight.shape[1]}")
     modules = _modules_of(folder, path)
@@ -221,9 +235,10 @@ def compose_dense(path: Path, weight: npt.NDArray[np.float32]) -> None:
 
     Raises:
         FileNotFoundError: a file of the folder is missing.
-        ValueError: the folder is damaged, or its head has no Dense layer without an activation.
+        ValueError: the folder is damaged or has a Router, or its head has no Dense layer without an activation.
     """
     folder = open_folder(path)
+    check_extensible(folder)
     modules = _modules_of(folder, path)
     head = list(modules.head)
     place, last = next(

@@ -226,7 +226,8 @@ def _missing(path: Path, folder: Path) -> FileNotFoundError:
         )
     if any(item.suffix == ".onnx" for place in (folder, folder / "onnx") for item in place.glob("*")):
         return FileNotFoundError(
-            f'{path} is missing: the folder holds an ONNX graph, which Encoder(FOLDER, backend="onnx") runs'
+            f'{path} is missing: the folder holds an ONNX graph, which Encoder(FOLDER, backend="onnx") runs; for '
+            "anything else, give the folder it was exported from"
         )
     return FileNotFoundError(
         f"{path} is missing: the model has no weights in safetensors form. If it has them only as a pickle "

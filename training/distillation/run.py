@@ -43,7 +43,7 @@ from ..dev import DevSets
 from ..linear_map import whiten_partly
 from ..processes import world_size
 from ..recipe import Recipe, recipe_of
-from ..run_folder import alone, check_own, file_digest, last_checkpoint
+from ..run_folder import alone, check_own, file_digest, finished, last_checkpoint
 from ..teacher import TeacherOptions
 from ..trainer import train
 from ..whole_file import write_text, write_whole
@@ -84,6 +84,7 @@ def distill(
     Raises:
         BlockingIOError: another distillation runs in ``output``.
         FileExistsError: ``output`` holds the run of other teachers or options, or files that no run wrote there.
+        FileNotFoundError: the distillation is finished, but its ``model/``, or that of its run, is gone.
         FileNotFoundError, ValueError: a teacher, the texts or an option is missing or wrong; the message names it.
     """
     options = options or DistillOptions()
@@ -117,9 +118,8 @@ def _distill(
     result = train(recipe, output / "run")
     if not result:  # another process than the first of a data-parallel run
         return {}
-    done = output / "report.json"
-    if done.is_file():
-        report: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
+    report = finished(output, "report.json")
+    if report is not None:
         if report["index_precision"] != options.index_precision:
             raise FileExistsError(
                 f"{output} holds a student whose vectors are stored in {report['index_precision']}, not "

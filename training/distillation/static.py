@@ -37,6 +37,7 @@ from ...model_folder.rebuilt import rebuild
 from ...model_folder.safetensors_file import write_errors
 from ...model_folder.saving import check_new_folder, new_folder
 from ...model_folder.tokenizer_files import TokenizerSettings
+from ...model_folder.weights import stored_tensors
 
 __all__ = ["StaticOptions", "distill_static"]
 
@@ -95,6 +96,7 @@ def distill_static(
 
     Raises:
         FileExistsError: the output exists and is not empty.
+        FileNotFoundError: the model or its weights are missing.
         ValueError: the model is static already, has no tokenizer.json, or fewer dimensions than wanted.
     """
     options = options or StaticOptions()
@@ -103,6 +105,7 @@ def distill_static(
     tokenizer_path = folder.transformer / "tokenizer.json"
     if folder.static is not None:
         raise ValueError(f"{path} is a static model already")
+    next(stored_tensors(folder))  # names weights that are missing; the first tensor is small
     if not present(tokenizer_path):
         raise ValueError(
             f"{path} has no tokenizer.json, which a static model needs: save the tokenizer with transformers first"

@@ -86,7 +86,7 @@ class RoformerSimFt(Objective):
         The Dense module of a trained folder comes first: it is what was made of that layer.
         """
         encoder = SentenceModel.load(model)
-        if not model.random and not encoder.start_projection():
+        if not model.random and not encoder.projection_started:
             load_pooler(encoder, transformer_folder(model.path))
         return encoder
 

@@ -20,7 +20,10 @@ import numpy as np
 import torch
 
 from ... import Encoder
-from ...model_folder.saving import DenseWeights, append_dense, check_new_folder, new_folder
+from ...arguments import check_fp32
+from ...model_folder.folder import open_folder
+from ...model_folder.saving import DenseWeights, append_dense, check_extensible, check_new_folder, new_folder
+from ..backbone import root_folder
 from ..linear_map import LinearMap, fit, sample_distinct
 from ..model import ModelOptions
 
@@ -101,8 +104,12 @@ def fit_map(
         FileExistsError: ``output`` is not empty.
         FileNotFoundError, ValueError: the model is missing, or an argument does not fit it.
     """
+    folder = open_folder(root_folder(model))
+    check_extensible(folder)
+    check_fp32(folder, "fit the map on")
     with Encoder(model) as encoder:
         check_new_folder(output)
+        encoder.truncate_dim = None  # the map is of all dimensions, and sets their number
         vectors = encoder.encode(sample_distinct(texts, step.samples), prompt=prompt)
         fitted = fit(vectors, step.dimension, step.method)
         append_map(encoder, fitted, output)
@@ -114,7 +121,7 @@ def append_map(encoder: Encoder, linear_map: LinearMap, output: Path) -> None:
 
     Raises:
         FileExistsError: ``output`` is not empty.
-        ValueError: the map's input is not the encoder's vectors, or the encoder's weights are int8.
+        ValueError: the map's input is not the encoder's vectors, the encoder's weights are int8, or it has a Router.
     """
     width = linear_map.weight.shape[0]
     if width != encoder.get_embedding_dimension():
@@ -123,7 +130,9 @@ def append_map(encoder: Encoder, linear_map: LinearMap, output: Path) -> None:
             "fit it on this model's vectors"
         )
     if encoder.truncate_dim is not None:
-        raise ValueError("the model truncates its vectors (truncate_dim); open it with all dimensions")
+        raise ValueError(
+            "the model truncates its vectors; set its truncate_dim to None, and fit the map anew"
+        )
     with new_folder(output) as work:
         encoder.save(work, precision="fp32")
         append_dense(work, DenseWeights(np.ascontiguousarray(linear_map.weight.T), linear_map.bias))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -497,13 +498,21 @@ def test_the_run_of_a_recipe_is_no_distillation(
             distill(str(make_model()), texts, run.parent, options)
 
 
-def test_a_finished_run_may_be_moved(make_model: MakeModel, sentences: list[str], tmp_path: Path) -> None:
+def test_a_finished_run_may_be_moved_and_lose_its_model(
+    make_model: MakeModel, sentences: list[str], tmp_path: Path
+) -> None:
     teacher, texts = str(make_model()), tmp_path / "a.txt"
     texts.write_text("\n".join(sentences[:90]), encoding="utf-8")
     options = DistillOptions(layers=[0], dimension=8, prefixes=[], max_length=32, max_steps=1)
     report = distill(teacher, texts, tmp_path / "first", options)
     (tmp_path / "first").rename(tmp_path / "second")
     assert distill(teacher, texts, tmp_path / "second", options) == report
+    shutil.rmtree(tmp_path / "second" / "model")
+    with pytest.raises(FileNotFoundError, match=r"its model/ is gone; .*remove report\.json to make it anew"):
+        distill(teacher, texts, tmp_path / "second", options)
+    (tmp_path / "second" / "report.json").unlink()
+    distill(teacher, texts, tmp_path / "second", options)
+    assert (tmp_path / "second" / "model" / "modules.json").is_file()
     with pytest.raises(FileExistsError, match="another recipe"):
         distill(teacher, texts, tmp_path / "second", replace(options, dimension=4))
 

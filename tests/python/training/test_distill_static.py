@@ -133,3 +133,7 @@ def test_distill_static_refuses(make_model: Any, tmp_path: Path) -> None:
     distill_static(folder, tmp_path / "c", StaticOptions(8))
     with pytest.raises(ValueError, match="static model already"):
         distill_static(tmp_path / "c", tmp_path / "d")
+    graph = Path(shutil.copytree(folder, tmp_path / "graph", ignore=shutil.ignore_patterns("*.safetensors")))
+    (graph / "model.onnx").touch()
+    with pytest.raises(FileNotFoundError, match="give the folder it was exported from"):
+        distill_static(graph, tmp_path / "e", StaticOptions(4096))  # before the dimension, which may fit none

@@ -218,16 +218,18 @@ def test_the_command(
     (tmp_path / "more.txt").rename(tmp_path / "more.tsv")
     (tmp_path / "more.tsv").write_text("text\tnote\n \tx\nworld weather\t\n", encoding="utf-8")
     command[-1] = str(tmp_path / "more.tsv")
+    command[2] = str(tmp_path / "new.jsonl")
     assert cli.main(command) == 2
     assert "leave such rows out: `skip_blank: true` of a recipe's source, --skip-blank of mine" in (
         capsys.readouterr().err
     )
     assert cli.main([*command, "--skip-blank"]) == 0
     assert "3 rows of 3 pairs" in capsys.readouterr().err
+    command[2] = str(tmp_path / "newer.jsonl")
     assert cli.main([*command[:-1], "nothing.txt"]) == 2
     assert "nothing.txt: no such file\n" in capsys.readouterr().err
     for name, problem in (
-        ("pairs.tsv", "is an input"),
+        ("pairs.tsv", "pairs.tsv: already exists; name another file"),
         ("out.csv", "mine writes .tsv and .jsonl"),
         ("no/out.tsv", "create it first"),
     ):

@@ -126,6 +126,18 @@ def test_a_plain_transformers_folder(make_model: MakeModel, texts: list[str], tm
     assert Encoder(tmp_path / "model").encode(texts[:3]).shape == (3, 4)
 
 
+def test_the_map_of_a_model_that_truncates_takes_all_dimensions(
+    make_model: MakeModel, texts: list[str], tmp_path: Path
+) -> None:
+    plain = make_model()
+    Encoder(plain, truncate_dim=8).save(tmp_path / "short")
+    for name, source in (("plain", plain), ("mapped", tmp_path / "short")):
+        fit_map(str(source), texts, tmp_path / name, MapStep(12))
+    expected, found = Encoder(tmp_path / "plain"), Encoder(tmp_path / "mapped")
+    assert found.get_embedding_dimension() == 12
+    assert np.array_equal(found.encode(texts), expected.encode(texts))
+
+
 def test_refusals_leave_nothing_behind(make_model: MakeModel, texts: list[str], tmp_path: Path) -> None:
     output = tmp_path / "model"
     with Encoder(make_model()) as encoder, pytest.raises(ValueError, match="takes 5 dimensions"):
@@ -143,3 +155,32 @@ def test_a_folder_without_a_projection_is_not_composed(make_model: MakeModel) ->
     folder = make_model()
     with pytest.raises(ValueError, match="has no Dense layer without an activation after its pooling"):
         compose_dense(folder, np.eye(Encoder(folder).get_embedding_dimension(), dtype=np.float32))
+
+
+def test_what_takes_no_map_is_refused_before_texts_are_encoded(
+    make_model: MakeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model with a Router the default route alone was written."""
+    modules = pytest.importorskip("sentence_transformers.models")
+    st = pytest.importorskip("sentence_transformers")
+    monkeypatch.setattr(Encoder, "encode", None)
+    query, document = (
+        list(st.SentenceTransformer(str(make_model(pooling=mode)), device="cpu")) for mode in ("mean", "cls")
+    )
+    router = modules.Router({"query": query, "document": document}, default_route="document")
+    st.SentenceTransformer(modules=[router], device="cpu").save(str(tmp_path / "router"))
+    with Encoder(make_model()) as encoder:
+        encoder.save(tmp_path / "small", "int8")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(
+        ValueError, match=r"router is a model with a Router; .* only to a model with one route"
+    ):
+        fit_map(str(tmp_path / "router"), [], tmp_path / "out", MapStep(4))
+    remedy = "embedkit-model convert .*small small-fp32 --precision fp32"
+    with pytest.raises(
+        ValueError, match=f"small holds int8 weights; fit the map on the fp32 model .*{remedy}"
+    ):
+        fit_map(str(tmp_path / "small"), [], tmp_path / "out", MapStep(4))
+    with pytest.raises(ValueError, match="is a model with a Router"):
+        compose_dense(tmp_path / "router", np.eye(32, dtype=np.float32))
+    assert sorted(tmp_path.rglob("*")) == before

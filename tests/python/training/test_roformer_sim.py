@@ -517,6 +517,17 @@ def test_ft_starts_from_a_published_layer_on_cls(data: Path, tmp_path: Path) -> 
     assert torch.equal(again.projection.weight, encoder.projection.weight)
 
 
+def test_ft_tells_once_that_a_dense_is_no_start(
+    make_model: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "embedkit")
+    source = make_model(pooling=("mean", "max"), dense=[(12, "Identity", True)])
+    RoformerSimFt.load_encoder(
+        ModelOptions(str(source), max_length=64, projection=Projection(12)), RoformerSimFtOptions(), {}
+    )
+    assert caplog.text.count("the projection does not start from it") == 1
+
+
 def test_gradients_do_not_depend_on_the_mini_batch(data: Path) -> None:
     objective, batch = _batch_of_pairs(data, None)
     gradients = []

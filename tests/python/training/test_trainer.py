@@ -489,6 +489,19 @@ def test_a_run_killed_before_its_result_is_finished(content: dict[str, Any], tmp
     assert (tmp_path / "result.json").is_file() and not (tmp_path / "result.json.new").exists()
 
 
+def test_a_finished_run_without_its_model_is_told(content: dict[str, Any], tmp_path: Path) -> None:
+    recipe = make(content, epochs=0)
+    train(recipe, tmp_path)
+    shutil.rmtree(tmp_path / "model")
+    with pytest.raises(
+        FileNotFoundError, match=r"finished, but its model/ is gone; .*remove result\.json to make it"
+    ):
+        train(recipe, tmp_path)
+    (tmp_path / "result.json").unlink()
+    train(recipe, tmp_path)
+    assert (tmp_path / "model" / "modules.json").is_file()
+
+
 def test_a_run_stopped_after_its_last_step_is_finished(content: dict[str, Any], tmp_path: Path) -> None:
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
