@@ -415,3 +415,33 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_a_fork_that_waits_for_a_lock_holds_no_free_one() -> None:
     out, err = run(LOCKS)
     assert out == "0\n", err
+
+
+MANY = """
+import os, threading, time
+from contextlib import ExitStack
+from embedkit import forking
+
+forking._PATIENCE = 0.1
+locks = [forking.fork_lock() for _ in range(60)]
+began, ended = threading.Event(), threading.Event()
+
+def work():
+    with ExitStack() as stack:
+        [stack.enter_context(lock) for lock in locks]
+        began.set()
+        ended.wait()
+
+threading.Thread(target=work, daemon=True).start()
+began.wait()
+begin = time.monotonic()
+if (child := os.fork()) == 0:
+    os._exit(not all(lock.acquire(blocking=False) for lock in locks))
+took = time.monotonic() - begin
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), took < 4)
+"""
+
+
+def test_a_fork_waits_no_longer_for_many_locks() -> None:
+    out, err = run(MANY)
+    assert out == "0 True\n", err
