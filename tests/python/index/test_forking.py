@@ -9,10 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fake_encoder import FakeEncoder
 
 from embedkit.index import Document, Index
+from embedkit.index.storage.raw import FaissVectors
 
 TESTS = Path(__file__).parents[1]
 
@@ -445,3 +447,16 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), took < 4)
 def test_a_fork_waits_no_longer_for_many_locks() -> None:
     out, err = run(MANY)
     assert out == "0 True\n", err
+
+
+def test_a_map_that_a_fork_left_half_made_is_made_anew() -> None:
+    faiss = pytest.importorskip("faiss")
+    vectors = np.random.default_rng(0).random((300, 8), np.float32)
+    index = faiss.index_factory(8, "IVF2,Flat")
+    index.train(vectors)
+    index.add(vectors)
+    index.make_direct_map()
+    positions = faiss.vector_to_array(index.direct_map.array)
+    positions[150:] = -1
+    faiss.copy_array_to_vector(positions, index.direct_map.array)
+    assert np.array_equal(FaissVectors([index], [0, 300], 8).gather(np.arange(300)), vectors)
