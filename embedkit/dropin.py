@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from .arguments import check_same_device
+from .forking import cached_property
 from .sentence_model import SentenceModel
 
 if TYPE_CHECKING:

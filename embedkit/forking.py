@@ -96,8 +96,8 @@ def _call(known: weakref.WeakMethod[Callable[[], None]] | None) -> None:
 
 
 def _acquired(lock: threading.RLock, until: float) -> bool:
-    while not lock.acquire(timeout=_HURRIED_EVERY):
-        if time.monotonic() > until:
+    while not lock.acquire(timeout=max(0.0, min(_HURRIED_EVERY, until - time.monotonic()))):
+        if time.monotonic() >= until:
             return False
         _call(_owners[lock].hurry)
     return True

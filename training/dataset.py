@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from ..forking import cached_property
 from .data.readers import Table
 from .data.sampler import TaskSampler
 from .data.store import TextStore

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..cli.common import EXIT_OK, Parser, run, show_result
+from ..forking import cached_property
 from .data.store import TextStore
 from .unilm import UnilmModel, unilm_mask
 

@@ -103,7 +103,8 @@ class _Streams:
         graphs: everything captured, also where the capture failed.
     """
 
-    _lock = threading.RLock()  # reentrant: an object may be freed by garbage collection while another is made
+    # Reentrant: an object may be freed by garbage collection while another is made. No forked child uses CUDA.
+    _lock = threading.RLock()  # noqa: TID251
     _captured: set[int] = set()  # noqa: RUF012
     _others: Counter[int] = Counter()  # noqa: RUF012
 
@@ -155,7 +156,7 @@ class CudaDevice:
     """
 
     # torch captures one graph at a time in a process, and synchronizing the device ends a capture on it.
-    _capturing = threading.Lock()
+    _capturing = threading.Lock()  # noqa: TID251
     # Graphs whose capture could not be ended: torch's allocators may still ask them for their stream.
     _abandoned: list[torch.cuda.CUDAGraph] = []  # noqa: RUF012
 

@@ -8,7 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .. import _core
+from ..forking import cached_property
 from ..inputs import outside_level
 from ..kernels.attention_tiles import BLOCK, HEADER, max_attention_tiles
 from ..kernels.packing import PackedBatch
@@ -174,7 +175,7 @@ class PackedStage:
         self._padding = int(config.get("padding_idx", -1))
         self._positions = folder.positions
         self._normalizes = folder.normalizes
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # noqa: TID251 (no forked child uses CUDA)
         self._process = os.getpid()
         self._warned = False
         self._target = target or device.device

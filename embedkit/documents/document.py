@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -58,7 +59,8 @@ def check_document(document: Document) -> str:
     problem = check_text(document.text, "the text")
     if problem is None:
         problem = check_text(document.id, "the id")
-        if problem is not None and check_text(document.origin, "") is not None:  # of a file
+        file = os.path.basename(document.origin.rpartition(":")[0])
+        if problem is not None and file in str(document.id) and check_text(document.origin, "") is not None:
             problem = "the file's name, which the id is made of, is not UTF-8; rename the file"
     if problem is not None or not document.id:
         raise InputError(document.origin, problem or "the id is empty", skippable=True)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ..forking import fork_lock
 from ..model_folder.folder import ModelFolder
 
 __all__ = ["write_graph"]
@@ -25,7 +26,7 @@ _LARGEST = 1_900_000_000
 _CONVERTERS = r"(embedkit\.export|float16|onnx|onnxruntime|torch|transformers)(\.|$)"
 """Modules whose warnings are hidden; ONNX Runtime imports its float16 under this short name."""
 
-_CONVERTING = threading.Lock()
+_CONVERTING = fork_lock()
 
 
 def write_graph(folder: ModelFolder, path: Path, precision: str) -> dict[str, list[Any]]:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
-import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -28,7 +26,7 @@ from ..arguments import check_positive
 from ..documents import Document as IndexDocument
 from ..encoder import Encoder
 from ..files import expanded
-from ..forking import fork_lock
+from ..forking import cached_property, fork_lock
 from ..index import BuildSettings, Index, IndexNotFoundError, InputError, ResumeError
 from ..index.search.hits import split_fields
 from ..index.search.prepared import check_hybrid
@@ -156,7 +154,7 @@ class EmbedkitVectorStore(VectorStore):
 
     def _closed(self) -> None:
         """What a copy does not inherit: locks, the open index, and what an addition that failed has left."""
-        self._lock = threading.RLock()
+        self._lock = fork_lock()
         self._opening = fork_lock()
         self._index: Index | None = None
         self._seen: Stamp = None

@@ -33,7 +33,7 @@ class TokenDecoder:
         self._tokens: list[str] | None = None
         self._other: Any = None
         self._size = 0  # one more than the largest id
-        self._loading = threading.Lock()
+        self._loading = threading.Lock()  # noqa: TID251 (no forked child serves)
         (empty,) = encoder.tokenize([""])["input_ids"]
         (single,) = encoder.tokenize(["a"])["input_ids"]
         same = zip(empty, single, strict=False)

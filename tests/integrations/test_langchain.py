@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import multiprocessing
 import pickle
 import shutil
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -421,6 +423,30 @@ def test_a_search_does_not_wait_for_an_addition(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as another, store._lock:
         found = another.submit(store.max_marginal_relevance_search, "one", k=1).result(60)
     assert [document.id for document in found] == ["1"]
+
+
+def test_a_child_adds_that_is_forked_during_an_addition(tmp_path: Path) -> None:
+    store = EmbedkitVectorStore(tmp_path / "index", Encoder())
+    store.add_texts(["one"], ids=["1"])
+    began, ended = threading.Event(), threading.Event()
+
+    def add() -> None:
+        with store._lock:
+            began.set()
+            ended.wait()
+
+    child = multiprocessing.get_context("fork").Process(
+        target=store.add_texts, args=(["two"],), kwargs={"ids": ["2"]}
+    )
+    with ThreadPoolExecutor(1) as another:
+        another.submit(add)
+        began.wait()
+        child.start()
+        ended.set()
+    child.join(60)
+    child.kill()
+    assert child.exitcode == 0
+    assert [document.id for document in store.get_by_ids(["1", "2"])] == ["1", "2"]
 
 
 def test_passages_have_the_same_metadata_from_every_method(tmp_path: Path) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from ...forking import cached_property
 from ...inputs import check_unicode, windows
 from ...model_folder.pair_template import PairTemplate, fit_pair, read_pair_template
 from ...model_folder.tokenizer import load_tokenizer

@@ -112,7 +112,7 @@ class DocumentWriter:
         self._stored: tuple[int, str, str, str | None] | None = None
         # A build that is interrupted closes this while its reading thread may be in `add`, and sqlite3 crashes if a
         # connection is closed under a running statement.
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # noqa: TID251 (no forked child goes on with a build)
         uri = (folder / DOCUMENTS_FILE).absolute().as_uri()
         self._db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
         with _undamaged(folder):

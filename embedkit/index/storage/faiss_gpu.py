@@ -6,6 +6,7 @@ import os
 import threading
 from typing import Any
 
+from ...forking import fork_lock
 from .faiss_index import Float32Array, Int64Array, import_faiss
 
 __all__ = ["GPU_MOST", "FaissGpu", "OnGpu", "faiss_gpu"]
@@ -25,7 +26,7 @@ class FaissGpu:
         self.number = number
         self.lost = False
         # StandardGpuResources are not thread-safe. Reentrant: garbage collection may free an index at any time.
-        self.lock = threading.RLock()
+        self.lock = threading.RLock()  # noqa: TID251 (no forked child uses CUDA)
         self._resources = import_faiss().StandardGpuResources()
         self._resources.setTempMemory(_TEMPORARY)
 
@@ -114,7 +115,7 @@ def _parameters(index: Any, nprobe: int) -> Any:
 
 
 _opened: dict[int, FaissGpu] = {}
-_opening = threading.Lock()
+_opening = fork_lock()
 
 
 def _after_fork() -> None:

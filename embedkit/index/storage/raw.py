@@ -79,6 +79,7 @@ class FaissVectors:
                 for index in self._indexes:
                     ivf = ivf_of(index)
                     if ivf is not None:
+                        ivf.make_direct_map(False)  # a fork may have left this process one that is half made
                         ivf.make_direct_map()
                 self._ready = True
         vectors = np.empty((len(rows), self._dimension), np.float32)

@@ -233,6 +233,10 @@ def test_a_file_whose_name_is_not_utf8_and_the_id_is_named(capsys: pytest.Captur
             pytest.skip("the file system takes no names that are not UTF-8")
     told = done(capsys, "build", "notes", "-o", "index", code=2)
     assert "md:1: the file's name, which the id is made of, is not UTF-8; rename the file (--on-error" in told
+    own = os.fsdecode(b"notes/caf\xe9.jsonl")
+    Path(own).write_text('{"text": "one", "name": "\\udce9"}\n')
+    told = done(capsys, "build", own, "--id-field", "name", "-o", "index", code=2)
+    assert "jsonl:1: the id holds a lone surrogate (U+DCE9) at character 0" in told
 
 
 def interrupt(*_: object, **__: object) -> NoReturn:
