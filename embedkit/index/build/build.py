@@ -347,11 +347,7 @@ def _make_segment(
             raise InputError("", "no documents to index: the input is empty, or every line was skipped")
         if rows == 0:
             return None, 0, filtered
-        entry = replace(
-            _index(job, staging),
-            truncated=None if filtered.unsure else staging.truncated,
-            given=staging.given > 0,
-        )
+        entry = replace(_index(job, staging), truncated=None if filtered.unsure else staging.truncated)
         made = replace(job.made, input=digest.hexdigest())
         fsync_files(folder)  # before the journal says that they are complete
         staging.journal.finished(Finished(entry, made))

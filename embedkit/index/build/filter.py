@@ -27,8 +27,7 @@ class Filter:
 
     Of an upsert, a document that the base holds with the same text and fields is dropped; one whose fields alone have
     changed, or a passage whose text is that of another passage of its document before, brings its stored vector.
-    (The model and the prompt are those of the index, so the same text has the same vector, except in a segment with
-    vectors that came with their documents.)
+    (The model and the prompt are those of the index, so the same text has the same vector.)
 
     Attributes:
         unchanged: documents that were dropped because the base holds them.
@@ -103,11 +102,7 @@ class Filter:
             if not isinstance(name, str) or name in self._passed:
                 yield group
                 continue
-            before = [
-                (place, stored[place])
-                for place in places.get(name, ())
-                if not base.segments[place[0]].entry.given
-            ]
+            before = [(place, stored[place]) for place in places.get(name, ())]
             if _same(group, [document for _, document in before]):
                 self.unchanged += 1
                 continue

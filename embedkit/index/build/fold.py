@@ -178,8 +178,4 @@ def copy_segments(
     remove_all_but(folder, entry.files)
     # whether the deleted ones were among those that the model cut is not stored
     known = not any(segment.entry.tombstones and segment.entry.truncated for segment in segments)
-    return replace(
-        entry,
-        truncated=truncated_of(segment.entry for segment in segments) if known else None,
-        given=any(segment.entry.given for segment in segments),
-    )
+    return replace(entry, truncated=truncated_of(segment.entry for segment in segments) if known else None)

@@ -115,7 +115,6 @@ class SegmentEntry:
         tombstones: the deleted rows; ``None`` if there are none.
         truncated: texts longer than the model takes, which were cut; ``None`` if it was not counted.
         words: how these were made; ``None`` if there are none, or the first embedkit made them.
-        given: some of its vectors came with their documents; not noted by earlier versions.
     """
 
     name: str
@@ -127,7 +126,6 @@ class SegmentEntry:
     tombstones: TombstonesEntry | None = None
     truncated: int | None = None
     words: WordsEntry | None = None
-    given: bool = False
 
     @property
     def documents(self) -> int:
@@ -479,7 +477,6 @@ class _Parser:
             None if tombstones is None else self.tombstones(tombstones, rows),
             None if data.get("truncated") is None else self.count(data, "truncated", least=0),
             None if data.get("words") is None else self.words(self.field(data, "words", dict)),
-            self.flag(data, "given"),
         )
 
     def language(self, data: dict[str, Any]) -> str:

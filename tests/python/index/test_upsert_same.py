@@ -25,23 +25,3 @@ def test_a_given_vector_replaces_that_of_the_same_text(tmp_path: Path, metadata:
         assert index.upsert([Document("a text", "x", metadata, vector=vector)]).replaced == 1
         found = index.generation.vectors(index.generation.living_rows())
         np.testing.assert_array_equal(found, [vector])
-
-
-@pytest.mark.parametrize("compacted", [False, True])
-@pytest.mark.parametrize("metadata", [{"n": 1}, {"n": 2}], ids=["the same", "changed"])
-def test_a_vector_that_was_given_is_not_taken_for_that_of_the_text(
-    tmp_path: Path, metadata: dict[str, int], compacted: bool
-) -> None:
-    vector = np.eye(32, dtype=np.float32)[7]
-    own, given = Document("own text", "o", {"n": 1}), Document("a text", "x", {"n": 1}, vector=vector)
-    with Index.build(tmp_path / "index", [own], FakeEncoder()) as index:
-        index.add([given])
-        if compacted:
-            index.compact()
-        texts = [Document("own text", "o", metadata), Document("a text", "x", metadata)]
-        written = index.upsert(texts)
-        assert (written.documents, written.unchanged) == (
-            (1, 1) if metadata == {"n": 1} and not compacted else (2, 0)
-        )
-        index.verify(sample=9)
-        assert index.upsert(texts).unchanged == 2
