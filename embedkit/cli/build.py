@@ -74,7 +74,8 @@ not at all. To resume a build that was stopped, run the same command again."""
 _ADD_DESCRIPTION = """Encode the texts of all inputs and add them to an index. Time and space depend on the new texts
 only, not on the size of the index. Resumes as build does."""
 _UPSERT_DESCRIPTION = """Encode the texts of all inputs and add them to an index, as add does. A document replaces the
-one with the same id, and of several with the same id the last one is kept."""
+one with the same id, and of several with the same id the last one is kept. A document whose text is unchanged keeps its
+vector, also one that was given (build --vectors): reembed encodes it."""
 
 
 def add_commands(commands: Any) -> None:

@@ -305,7 +305,10 @@ class Index(Searcher):
         on_error: OnError = "stop",
         progress: Report | None = None,
     ) -> Written:
-        """`add`, but a document replaces the one with the same id; of several with the same id, the last one wins."""
+        """`add`, but a document replaces the one with the same id; of several with the same id, the last one wins.
+
+        A document without a vector whose text is unchanged keeps the one it has, also if that was given.
+        """
         settings = BuildSettings(
             restart=restart, max_memory=max_memory, threads=self._threads, on_error=on_error
         )

@@ -27,7 +27,7 @@ class Filter:
 
     Of an upsert, a document that the base holds with the same text and fields is dropped; one whose fields alone have
     changed, or a passage whose text is that of another passage of its document before, brings its stored vector.
-    (The model and the prompt are those of the index, so the same text has the same vector.)
+    (The model and the prompt are those of the index, so the same text has the same vector, unless one was given.)
 
     Attributes:
         unchanged: documents that were dropped because the base holds them.
