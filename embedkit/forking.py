@@ -24,6 +24,7 @@ _T = TypeVar("_T")
 
 _PATIENCE = 1.0  # seconds: most calls take milliseconds, but a model takes longer to load
 _HURRIED_EVERY = 0.1  # seconds
+_LEAST = 0.02  # seconds for each lock, as one that is held briefly may be asked for after one that is held long
 
 
 class _Owner(NamedTuple):
@@ -96,10 +97,10 @@ def _call(known: weakref.WeakMethod[Callable[[], None]] | None) -> None:
 
 
 def _acquired(lock: threading.RLock, until: float) -> bool:
-    while not lock.acquire(timeout=max(0.0, min(_HURRIED_EVERY, until - time.monotonic()))):
+    while not lock.acquire(timeout=max(_LEAST, min(_HURRIED_EVERY, until - time.monotonic()))):
+        _call(_owners[lock].hurry)
         if time.monotonic() >= until:
             return False
-        _call(_owners[lock].hurry)
     return True
 
 

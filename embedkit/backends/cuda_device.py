@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ..forking import fork_lock
+
 __all__ = ["CudaDevice", "Device", "Event", "Staging", "find_devices", "out_of_memory"]
 
 _NATIVE_STREAMS = 32  # of each priority, in torch
@@ -103,8 +105,8 @@ class _Streams:
         graphs: everything captured, also where the capture failed.
     """
 
-    # Reentrant: an object may be freed by garbage collection while another is made. No forked child uses CUDA.
-    _lock = threading.RLock()  # noqa: TID251
+    # An object may be freed by garbage collection while another is made, and in a forked child, too.
+    _lock = fork_lock()
     _captured: set[int] = set()  # noqa: RUF012
     _others: Counter[int] = Counter()  # noqa: RUF012
 

@@ -449,6 +449,54 @@ def test_a_fork_waits_no_longer_for_many_locks() -> None:
     assert out == "0 True\n", err
 
 
+BRIEF = """
+import os, threading, time
+from embedkit import forking
+
+class Owner:
+    def __init__(self):
+        self.lock = forking.fork_lock(self.hurry, self.lose)
+        self.hurried = self.lost = 0
+
+    def hurry(self):
+        self.hurried += 1
+
+    def lose(self):
+        self.lost = 1
+
+forking._PATIENCE = 0.1
+long, brief = [Owner() for _ in range(3)], Owner()
+began = threading.Barrier(5)
+
+def hold(owner):
+    with owner.lock:
+        began.wait()
+        threading.Event().wait()
+
+def work():
+    began.wait()
+    while True:
+        with brief.lock:
+            time.sleep(0.002)
+
+for owner in long:
+    threading.Thread(target=hold, args=(owner,), daemon=True).start()
+threading.Thread(target=work, daemon=True).start()
+began.wait()
+children = []
+for _ in range(6):
+    if (child := os.fork()) == 0:
+        os._exit(2 if not all(owner.lost for owner in long) else brief.lost)
+    children.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(children.count(0) > 3, 2 in children, all(owner.hurried for owner in long))
+"""
+
+
+def test_a_fork_waits_for_a_lock_that_is_held_briefly_beside_others_held_long() -> None:
+    out, err = run(BRIEF)
+    assert out == "True False True\n", err
+
+
 def test_a_map_that_a_fork_left_half_made_is_made_anew() -> None:
     faiss = pytest.importorskip("faiss")
     vectors = np.random.default_rng(0).random((300, 8), np.float32)
