@@ -22,7 +22,7 @@ import torch
 from ... import Encoder
 from ...arguments import check_fp32
 from ...model_folder.folder import open_folder
-from ...model_folder.saving import DenseWeights, append_dense, check_extensible, check_new_folder, new_folder
+from ...model_folder.saving import DenseWeights, append_dense, check_new_folder, check_one_route, new_folder
 from ..backbone import root_folder
 from ..linear_map import LinearMap, fit, sample_distinct
 from ..model import ModelOptions
@@ -105,7 +105,7 @@ def fit_map(
         FileNotFoundError, ValueError: the model is missing, or an argument does not fit it.
     """
     folder = open_folder(root_folder(model))
-    check_extensible(folder)
+    check_one_route(folder)
     check_fp32(folder, "fit the map on")
     with Encoder(model) as encoder:
         check_new_folder(output)
