@@ -139,12 +139,17 @@ def test_the_map_of_a_model_that_truncates_takes_all_dimensions(
     assert np.array_equal(found.encode(texts), expected.encode(texts))
 
 
-def test_refusals_leave_nothing_behind(make_model: MakeModel, texts: list[str], tmp_path: Path) -> None:
+def test_refusals_leave_nothing_behind(
+    make_model: MakeModel, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     output = tmp_path / "model"
+    monkeypatch.setattr(Encoder, "encode", None)  # which takes longest
     with Encoder(make_model()) as encoder, pytest.raises(ValueError, match="takes 5 dimensions"):
         append_map(encoder, LinearMap(np.zeros((5, 2), np.float32), np.zeros(5, np.float32)), output)
     with pytest.raises(ValueError, match="from 1 to 32"):
         fit_map(str(make_model()), texts, output, MapStep(33))
+    with pytest.raises(ValueError, match="5 sentences are too few for 12"):
+        fit_map(str(make_model()), texts[:5], output, MapStep(12))
     assert not list(tmp_path.iterdir())
     output.mkdir()
     (output / "mine").write_text("")
