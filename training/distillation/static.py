@@ -37,7 +37,7 @@ from ...model_folder.rebuilt import rebuild
 from ...model_folder.safetensors_file import write_errors
 from ...model_folder.saving import check_new_folder, check_one_route, new_folder
 from ...model_folder.tokenizer_files import TokenizerSettings
-from ...model_folder.weights import stored_tensors
+from ...model_folder.weights import weights_file
 
 __all__ = ["StaticOptions", "distill_static"]
 
@@ -106,7 +106,7 @@ def distill_static(
     tokenizer_path = folder.transformer / "tokenizer.json"
     if folder.static is not None:
         raise ValueError(f"{path} is a static model already")
-    next(stored_tensors(folder))  # names weights that are missing; the first tensor is small
+    weights_file(folder.transformer, folder.precision)
     if not present(tokenizer_path):
         raise ValueError(
             f"{path} has no tokenizer.json, which a static model needs: save the tokenizer with transformers first"
