@@ -18,7 +18,7 @@ from torch import nn
 from ..model_folder.architectures import auto_class, counts_from_padding
 from ..model_folder.folder import open_folder
 from ..model_folder.modules import module_entries
-from ..model_folder.weights import WEIGHTS_FILES, stored_tensors
+from ..model_folder.weights import WEIGHTS_FILES, stored_tensors, weights_file
 from .dropout import replace_dropout
 
 if TYPE_CHECKING:
@@ -88,9 +88,17 @@ def load_backbone(options: ModelOptions, folder: Path, kind: str = "AutoModel", 
             if saved_in_int8(folder):
                 model = _from_int8(auto.from_config(config, **arguments), options)
             else:
-                model, report = auto.from_pretrained(
-                    folder, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **arguments
-                )
+                try:
+                    model, report = auto.from_pretrained(
+                        folder,
+                        config=config,
+                        ignore_mismatched_sizes=True,
+                        output_loading_info=True,
+                        **arguments,
+                    )
+                except OSError:
+                    weights_file(folder, "fp32")  # transformers' message has no remedy
+                    raise
                 model = model.float()
                 _check_sizes(model, report, folder, new_head="id2label" in extra)
         if options.layers is not None:

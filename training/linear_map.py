@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from .data.texts import distinct, text_keys
 
-__all__ = ["LinearMap", "fit", "regress", "sample_distinct", "whiten_partly"]
+__all__ = ["LinearMap", "check_dimension", "fit", "regress", "sample_distinct", "whiten_partly"]
 
 _METHODS = ("pca", "whitening")
 _RANK = 1e-9  # a smaller share of the largest variance is rounding error, which whitening would amplify
@@ -67,10 +67,7 @@ def fit(vectors: npt.NDArray[Any], dimension: int, method: str = "pca", *, cente
     if method not in _METHODS:
         raise ValueError(f"unknown method {method!r}; expected one of {', '.join(_METHODS)}")
     samples, width = vectors.shape
-    if not 1 <= dimension <= width:
-        raise ValueError(f"dimension {dimension} must be from 1 to {width}, that of the vectors")
-    if dimension >= samples:
-        raise ValueError(f"{samples} sentences are too few for {dimension} principal components; give more")
+    check_dimension(dimension, samples, width)
     from sklearn.decomposition import PCA
 
     # Whitening is scaled here: scikit-learn has it, but divides by zero where a direction is missing.
@@ -90,6 +87,14 @@ def fit(vectors: npt.NDArray[Any], dimension: int, method: str = "pca", *, cente
         weight = weight / np.sqrt(variance)
     mean = pca.mean_ if center else np.zeros_like(pca.mean_)
     return LinearMap(np.ascontiguousarray(weight, np.float32), mean.astype(np.float32))
+
+
+def check_dimension(dimension: int, samples: int, width: int) -> None:
+    """Refuse a ``dimension`` to which `fit` cannot map ``samples`` vectors of ``width`` dimensions."""
+    if not 1 <= dimension <= width:
+        raise ValueError(f"dimension {dimension} must be from 1 to {width}, that of the vectors")
+    if dimension >= samples:
+        raise ValueError(f"{samples} sentences are too few for {dimension} principal components; give more")
 
 
 def whiten_partly(vectors: npt.NDArray[Any], power: float) -> Vectors:

@@ -193,18 +193,21 @@ def finish(
     shutil.rmtree(output / "checkpoints", ignore_errors=True)
 
 
-def finished(output: Path, last: str = "result.json") -> dict[str, Any] | None:
+def finished(
+    output: Path, last: str = "result.json", folders: Iterable[str] = ("model",)
+) -> dict[str, Any] | None:
     """The content of the file that a run writes last; None if it is not finished.
 
     Raises:
-        FileNotFoundError: its ``model/`` is gone.
+        FileNotFoundError: one of the ``folders`` that it made is gone.
     """
     if not (output / last).is_file():
         return None
-    if not (output / "model").is_dir():
-        raise FileNotFoundError(
-            f"{output}: the run is finished, but its model/ is gone; put it back, or remove {last} to make it anew"
-        )
+    for name in folders:
+        if not (output / name).is_dir():
+            raise FileNotFoundError(
+                f"{output}: the run is finished, but its {name}/ is gone; put it back, or remove {last} to make it anew"
+            )
     content: dict[str, Any] = json.loads((output / last).read_text(encoding="utf-8"))
     return content
 

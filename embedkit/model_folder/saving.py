@@ -33,8 +33,8 @@ __all__ = [
     "DenseWeights",
     "Modules",
     "append_dense",
-    "check_extensible",
     "check_new_folder",
+    "check_one_route",
     "compose_dense",
     "copy_tokenizer",
     "copy_without_weights",
@@ -194,16 +194,14 @@ def copy_without_weights(
         write_json(inner / "config.json", {**read_json(inner / "config.json"), "max_length": length})
 
 
-def check_extensible(folder: ModelFolder) -> None:
-    """Refuse a model whose modules cannot be changed by `append_dense` and `compose_dense`.
+def check_one_route(folder: ModelFolder) -> None:
+    """Refuse a model with a Router where its default route alone would be read or written.
 
     Raises:
-        ValueError: it has a Router, of which they would write the default route alone.
+        ValueError: it has one.
     """
     if folder.routing is not None:
-        raise ValueError(
-            f"{folder.path} is a model with a Router; a layer can be added only to a model with one route"
-        )
+        raise ValueError(f"{folder.path} is a model with a Router; give a model with one route")
 
 
 def append_dense(path: Path, layer: DenseWeights) -> None:
@@ -216,7 +214,7 @@ def append_dense(path: Path, layer: DenseWeights) -> None:
         ValueError: the folder is damaged or has a Router, or its vectors are not the layer's input.
     """
     folder = open_folder(path)
-    check_extensible(folder)
+    check_one_route(folder)
     if layer.weight.shape[1] != folder.dimension:
         raise ValueError(f"{path} has {folder.dimension} dimensions, the layer takes {layer.weight.shape[1]}")
     modules = _modules_of(folder, path)
@@ -238,7 +236,7 @@ def compose_dense(path: Path, weight: npt.NDArray[np.float32]) -> None:
         ValueError: the folder is damaged or has a Router, or its head has no Dense layer without an activation.
     """
     folder = open_folder(path)
-    check_extensible(folder)
+    check_one_route(folder)
     modules = _modules_of(folder, path)
     head = list(modules.head)
     place, last = next(

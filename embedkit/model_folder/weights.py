@@ -29,6 +29,7 @@ __all__ = [
     "dequantize",
     "quantize",
     "stored_tensors",
+    "weights_file",
 ]
 
 Array = npt.NDArray[Any]
@@ -37,6 +38,20 @@ Array = npt.NDArray[Any]
 # weights and silently compute wrong vectors.
 WEIGHTS_FILES = {"fp32": "model.safetensors", "int8": "model.int8.safetensors"}
 _INDEX = "model.safetensors.index.json"
+
+
+def weights_file(transformer: Path, precision: str) -> Path:
+    """The file of a transformer's weights, or the index of their shards.
+
+    Raises:
+        FileNotFoundError: there are no safetensors weights; says what to do.
+    """
+    path, index = transformer / WEIGHTS_FILES[precision], transformer / _INDEX
+    if present(path):
+        return path
+    if precision == "fp32" and present(index):
+        return index
+    raise _missing(path, transformer)
 
 
 def stored_tensors(folder: ModelFolder, *, keep_bf16: bool = False) -> Iterator[tuple[str, Array]]:
@@ -253,16 +268,12 @@ class _Source:
         self._architecture = folder.architecture
         self._config_path = folder.transformer / "config.json"
         self._prefixes = ("", folder.architecture.prefix, *folder.architecture.prefixes)
-        self._path = folder.transformer / WEIGHTS_FILES[folder.precision]
-        index = folder.transformer / _INDEX
-        if present(self._path):
+        self._path = weights_file(folder.transformer, folder.precision)
+        if self._path.name == _INDEX:
+            self._places = self._read_index(self._path)
+        else:
             file = SafetensorsFile(self._path)
             self._places = dict.fromkeys(file, file)
-        elif folder.precision == "fp32" and present(index):
-            self._path = index
-            self._places = self._read_index(index)
-        else:
-            raise _missing(self._path, folder.transformer)
         self._refuse_more_layers(folder)
         if folder.architecture.family:
             self._refuse_unknown(folder)

@@ -41,9 +41,9 @@ from ..data.readers import read, root_folder
 from ..data.texts import Selection, TextWriter, distinct, text_keys
 from ..dev import DevSets
 from ..linear_map import whiten_partly
-from ..processes import world_size
+from ..processes import process_rank, world_size
 from ..recipe import Recipe, recipe_of
-from ..run_folder import alone, check_own, file_digest, finished, last_checkpoint
+from ..run_folder import alone, check_own, claim, file_digest, finished, last_checkpoint
 from ..teacher import TeacherOptions
 from ..trainer import train
 from ..whole_file import write_text, write_whole
@@ -84,7 +84,7 @@ def distill(
     Raises:
         BlockingIOError: another distillation runs in ``output``.
         FileExistsError: ``output`` holds the run of other teachers or options, or files that no run wrote there.
-        FileNotFoundError: the distillation is finished, but its ``model/``, or that of its run, is gone.
+        FileNotFoundError: the distillation is finished, but its ``model/`` or ``float/`` is gone.
         FileNotFoundError, ValueError: a teacher, the texts or an option is missing or wrong; the message names it.
     """
     options = options or DistillOptions()
@@ -115,22 +115,12 @@ def _distill(
     layers = None if options.student is not None else _layers(learned[0], options, train_file, output)
     files = _as_begun(output, (train_file, held_file))
     recipe = _recipe(learned, options, layers, files, name=output.resolve().name)
+    done = _reported(output, recipe, options)
+    if done is not None:
+        return done if process_rank() == 0 else {}
     result = train(recipe, output / "run")
     if not result:  # another process than the first of a data-parallel run
         return {}
-    report = finished(output, "report.json")
-    if report is not None:
-        if report["index_precision"] != options.index_precision:
-            raise FileExistsError(
-                f"{output} holds a student whose vectors are stored in {report['index_precision']}, not "
-                f"{options.index_precision}; choose another output, or remove it"
-            )
-        if (whitened := report.get("whiten", 0.0)) != options.whiten:
-            raise FileExistsError(
-                f"{output} holds a student of --whiten {whitened:g}, not {options.whiten:g}; choose another output, "
-                "or remove it"
-            )
-        return report
     trained = output / "run" / "model"
     with Encoder(trained, precision="fp32") as student:
         vectors = student.encode(_sample(train_file, result["examples"]["texts"]))
@@ -168,14 +158,36 @@ def _distill(
     return report
 
 
+def _reported(output: Path, recipe: Recipe, options: DistillOptions) -> dict[str, Any] | None:
+    """The content of ``report.json``; None if the distillation is not finished. Its run's own model may be gone."""
+    if not (output / "run" / "result.json").is_file():
+        return None
+    claim(output / "run", recipe, root_folder(None))
+    report = finished(output, "report.json", ("model", "float"))
+    if report is None:
+        return None
+    if report["index_precision"] != options.index_precision:
+        raise FileExistsError(
+            f"{output} holds a student whose vectors are stored in {report['index_precision']}, not "
+            f"{options.index_precision}; choose another output, or remove it"
+        )
+    if (whitened := report.get("whiten", 0.0)) != options.whiten:
+        raise FileExistsError(
+            f"{output} holds a student of --whiten {whitened:g}, not {options.whiten:g}; choose another output, "
+            "or remove it"
+        )
+    return report
+
+
 def _check_output(output: Path, paths: Sequence[str | os.PathLike[str]]) -> None:
     """Refuse an output with files that are the user's own, or with the texts, which would be left out as its own.
 
     Texts from standard input are refused in a data-parallel run.
     """
     check_own(output, ["texts.jsonl", "held_out.jsonl", "report.json"], (output / "texts.json").is_file())
-    check_own(output, ["model", "float"], (output / "run" / "result.json").is_file())
-    check_own(output / "run", ["checkpoints"], (output / "run" / "recipe.json").is_file())
+    begun = (output / "run" / "recipe.json").is_file()
+    check_own(output, ["model", "float"], begun)
+    check_own(output / "run", ["checkpoints"], begun)
     if STDIN in paths and world_size() > 1:
         raise ValueError("several processes cannot share one standard input; give the texts as a file")
     for path in paths:

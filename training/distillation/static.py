@@ -35,9 +35,9 @@ from ...model_folder.json_file import present, read_json, write_json
 from ...model_folder.modules import Pooling
 from ...model_folder.rebuilt import rebuild
 from ...model_folder.safetensors_file import write_errors
-from ...model_folder.saving import check_new_folder, new_folder
+from ...model_folder.saving import check_new_folder, check_one_route, new_folder
 from ...model_folder.tokenizer_files import TokenizerSettings
-from ...model_folder.weights import stored_tensors
+from ...model_folder.weights import weights_file
 
 __all__ = ["StaticOptions", "distill_static"]
 
@@ -97,15 +97,16 @@ def distill_static(
     Raises:
         FileExistsError: the output exists and is not empty.
         FileNotFoundError: the model or its weights are missing.
-        ValueError: the model is static already, has no tokenizer.json, or fewer dimensions than wanted.
+        ValueError: the model is static already, has a Router, no tokenizer.json, or fewer dimensions than wanted.
     """
     options = options or StaticOptions()
     path = BUILTIN if model is None else _found(model)
     folder = open_folder(path)
+    check_one_route(folder)
     tokenizer_path = folder.transformer / "tokenizer.json"
     if folder.static is not None:
         raise ValueError(f"{path} is a static model already")
-    next(stored_tensors(folder))  # names weights that are missing; the first tensor is small
+    weights_file(folder.transformer, folder.precision)
     if not present(tokenizer_path):
         raise ValueError(
             f"{path} has no tokenizer.json, which a static model needs: save the tokenizer with transformers first"

@@ -22,9 +22,9 @@ import torch
 from ... import Encoder
 from ...arguments import check_fp32
 from ...model_folder.folder import open_folder
-from ...model_folder.saving import DenseWeights, append_dense, check_extensible, check_new_folder, new_folder
+from ...model_folder.saving import DenseWeights, append_dense, check_new_folder, check_one_route, new_folder
 from ..backbone import root_folder
-from ..linear_map import LinearMap, fit, sample_distinct
+from ..linear_map import LinearMap, check_dimension, fit, sample_distinct
 from ..model import ModelOptions
 
 __all__ = ["MapStep", "append_map", "fit_map"]
@@ -105,12 +105,14 @@ def fit_map(
         FileNotFoundError, ValueError: the model is missing, or an argument does not fit it.
     """
     folder = open_folder(root_folder(model))
-    check_extensible(folder)
+    check_one_route(folder)
     check_fp32(folder, "fit the map on")
     with Encoder(model) as encoder:
         check_new_folder(output)
         encoder.truncate_dim = None  # the map is of all dimensions, and sets their number
-        vectors = encoder.encode(sample_distinct(texts, step.samples), prompt=prompt)
+        sample = sample_distinct(texts, step.samples)
+        check_dimension(step.dimension, len(sample), encoder.get_embedding_dimension())
+        vectors = encoder.encode(sample, prompt=prompt)
         fitted = fit(vectors, step.dimension, step.method)
         append_map(encoder, fitted, output)
     return fitted

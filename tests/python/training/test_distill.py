@@ -507,12 +507,22 @@ def test_a_finished_run_may_be_moved_and_lose_its_model(
     report = distill(teacher, texts, tmp_path / "first", options)
     (tmp_path / "first").rename(tmp_path / "second")
     assert distill(teacher, texts, tmp_path / "second", options) == report
-    shutil.rmtree(tmp_path / "second" / "model")
-    with pytest.raises(FileNotFoundError, match=r"its model/ is gone; .*remove report\.json to make it anew"):
-        distill(teacher, texts, tmp_path / "second", options)
+    for name in ("float", "model"):
+        shutil.rmtree(tmp_path / "second" / name)
+        with pytest.raises(
+            FileNotFoundError, match=rf"its {name}/ is gone; .*remove report\.json to make it anew"
+        ):
+            distill(teacher, texts, tmp_path / "second", options)
+        (tmp_path / "second" / "report.json").unlink()
+        report = distill(teacher, texts, tmp_path / "second", options)
+        assert (tmp_path / "second" / name / "modules.json").is_file()
+    shutil.rmtree(tmp_path / "second" / "run" / "model")  # from which the others were made
+    assert distill(teacher, texts, tmp_path / "second", options) == report
     (tmp_path / "second" / "report.json").unlink()
-    distill(teacher, texts, tmp_path / "second", options)
-    assert (tmp_path / "second" / "model" / "modules.json").is_file()
+    with pytest.raises(FileNotFoundError, match=r"run: .*its model/ is gone; .*remove result\.json"):
+        distill(teacher, texts, tmp_path / "second", options)
+    (tmp_path / "second" / "run" / "result.json").unlink()
+    assert distill(teacher, texts, tmp_path / "second", options).keys() == report.keys()
     with pytest.raises(FileExistsError, match="another recipe"):
         distill(teacher, texts, tmp_path / "second", replace(options, dimension=4))
 

@@ -167,6 +167,15 @@ def test_damaged_weights_are_named(make_model: Callable[..., Path], tmp_path: Pa
         load(folder)
 
 
+def test_a_folder_with_a_graph_alone_is_no_start(make_model: Callable[..., Path], tmp_path: Path) -> None:
+    folder = Path(
+        shutil.copytree(make_model(), tmp_path / "graph", ignore=shutil.ignore_patterns("*.safetensors"))
+    )
+    (folder / "model.onnx").touch()
+    with pytest.raises(FileNotFoundError, match=r"graph/model\.safetensors is missing: .*exported from"):
+        load(folder)
+
+
 def test_the_built_in_model_is_a_start() -> None:
     model = SentenceModel.load(options_of(BUILTIN.name)).eval()
     texts = ["A first text.", "Where is the second one?"]
