@@ -168,7 +168,7 @@ def build(
         "reembed": "encoding again",
     }[mode]
     with (
-        disk_errors(root, what),
+        disk_errors(root, mode, what),
         Writer(root, create=mode == "build") as writer,
         contextlib.ExitStack() as stack,
     ):

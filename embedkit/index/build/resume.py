@@ -20,7 +20,7 @@ from ..errors import BuildError, IndexExistsError, ResumeError, TooFewVectorsErr
 from ..storage.journal import Header, Made, State, forget_finished, read_journal
 from ..storage.layout import CURRENT_FILE, JOURNAL_FILE, Writer
 from ..storage.manifest import Manifest, SegmentEntry, hash_file
-from .settings import Written
+from .settings import Mode, Written
 
 __all__ = [
     "HEADER_NAMES",
@@ -105,10 +105,13 @@ def _digest(documents: Iterable[str | Document]) -> str:
     return digest.hexdigest()
 
 
-def resumable_rows(root: Path) -> int:
-    """How many documents an interrupted build at ``root`` has encoded; the same command skips these."""
+def resumable_rows(root: Path, mode: Mode | None = None) -> int:
+    """How many documents an interrupted ``mode`` (``None``: any command) at ``root`` has encoded.
+
+    The same command skips these.
+    """
     state = read_journal(root / JOURNAL_FILE)
-    return 0 if state is None else state.rows
+    return 0 if state is None or mode not in (None, state.header.mode) else state.rows
 
 
 def check_output(root: Path, *, overwrite: bool, restart: bool) -> int:
@@ -271,14 +274,14 @@ def change_errors(path: Path, what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def disk_errors(root: Path, what: str) -> Iterator[None]:
+def disk_errors(root: Path, mode: Mode, what: str) -> Iterator[None]:
     """Turn errors of the disk and of Faiss into ones that name the index, ``what`` failed, and what can be resumed.
 
     Those of the caller's documents, which are read meanwhile, stay as they are.
     """
 
     def failed(reason: object) -> BuildError:
-        rows = resumable_rows(root)
+        rows = resumable_rows(root, mode)
         if rows and isinstance(reason, TooFewVectorsError):
             return BuildError(
                 f"{root}: {what} failed: {reason}; {rows:,} documents are encoded, and the command goes on from there "

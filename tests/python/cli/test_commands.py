@@ -464,6 +464,21 @@ def test_a_build_does_not_resume_an_interrupted_add(
         assert len(opened) == 20
 
 
+def test_what_another_command_has_encoded_is_not_counted(
+    index: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(monkeypatch, "upsert", index, write("y.jsonl", 20, 25))
+    capsys.readouterr()
+    assert main(["add", index, "y.jsonl"]) == 1
+    out, err = capsys.readouterr()
+    assert "resuming" not in out
+    assert "an interrupted 'upsert' has encoded 5 documents with another command (upsert, now add)" in err
+    assert done(capsys, "add", index, "none.jsonl", code=2).endswith("; nothing was written to index\n")
+    assert done(capsys, "sync", ".", index, code=2).endswith("; nothing was changed\n")
+    assert main(["upsert", index, "y.jsonl"]) == 0
+    assert "resuming: 5 documents already encoded" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", ["sync", "reembed"])
 def test_restart_encodes_again(
     command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
