@@ -16,9 +16,16 @@ import numpy as np
 
 from ...documents.document import Document
 from ...files import fsync, reason_of
-from ..errors import BuildError, IndexExistsError, ResumeError, TooFewVectorsError
+from ..errors import (
+    BuildError,
+    IndexDamagedError,
+    IndexExistsError,
+    IndexNotFoundError,
+    ResumeError,
+    TooFewVectorsError,
+)
 from ..storage.journal import Header, Made, State, forget_finished, read_journal
-from ..storage.layout import CURRENT_FILE, JOURNAL_FILE, Writer
+from ..storage.layout import CURRENT_FILE, JOURNAL_FILE, Writer, current_name, manifest_at
 from ..storage.manifest import Manifest, SegmentEntry, hash_file
 from .settings import Mode, Written
 
@@ -31,6 +38,7 @@ __all__ = [
     "check_header",
     "check_new",
     "check_output",
+    "check_replaced",
     "discard",
     "disk_errors",
     "forget",
@@ -124,20 +132,27 @@ def check_output(root: Path, *, overwrite: bool, restart: bool) -> int:
     if os.path.lexists(root) and not root.is_dir():
         raise IndexExistsError(f"{root}: exists and is not a folder; an index is a folder: name a new one")
     state = None if restart else read_journal(root / JOURNAL_FILE)
-    if state is not None and state.header.mode != "build":
-        if state.finished is None:
-            raise ResumeError(
-                f"{root}: an interrupted '{state.header.mode}' has encoded {state.rows} documents for the index there; "
-                "run that command again, or pass --overwrite and --restart (overwrite=True, restart=True) to replace "
-                "the index"
-            )
-        state = None  # it may be live, and only its journal left
-    rows = 0 if state is None else state.rows
+    live = None
+    with contextlib.suppress(IndexNotFoundError, IndexDamagedError, OSError):
+        live = manifest_at(root, current_name(root))
+    check_replaced(root, state, live)
+    rows = 0 if state is None or state.header.mode != "build" else state.rows
     if not overwrite and not rows and (root / CURRENT_FILE).exists():
         raise IndexExistsError(
             f"{root}: an index exists there; pass --overwrite (overwrite=True) to replace it"
         )
     return rows
+
+
+def check_replaced(root: Path, state: State | None, live: Manifest | None) -> None:
+    """Refuse to build where another command was interrupted, unless what it has encoded is live."""
+    if state is None or state.header.mode == "build" or published_before(state, live) is not None:
+        return
+    raise ResumeError(
+        f"{root}: an interrupted '{state.header.mode}' has encoded {state.rows} documents for the index there; "
+        "run that command again, or pass --overwrite and --restart (overwrite=True, restart=True) to replace "
+        "the index"
+    )
 
 
 def discard(writer: Writer) -> None:
