@@ -282,7 +282,7 @@ def _merge(target: Path, sources: Sequence[Path]) -> int:
                 ),
             ),
             root=_only(one.manifest.root for one in generations),
-            base_names=all(one.manifest.base_names for one in generations),
+            base_names=False,  # of several folders, they would be those of other files, too
             reading=_reading([one.manifest.reading for one in generations]),
             built=None,
             refuses_long=all(one.manifest.refuses_long for one in generations),

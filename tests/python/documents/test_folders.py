@@ -240,6 +240,24 @@ def test_an_index_of_an_earlier_version_keeps_its_names(
         capsys.readouterr()
 
 
+def test_merged_indexes_of_an_earlier_version_name_no_files(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Base names are those of other files of another folder."""
+    indexes = [str(tmp_path / name) for name in ("i1", "i2")]
+    for index, name in zip(indexes, ("a/x.txt", "b/note.md"), strict=True):
+        run("build", str(folder / name), "-o", index)
+        (manifest,) = (Path(index) / "manifests").iterdir()
+        fields = json.loads(manifest.read_text())
+        del fields["root"]
+        manifest.write_text(json.dumps(fields))
+    both = str(tmp_path / "both")
+    run("merge", *indexes, "-o", both)
+    assert main(["upsert", both, str(folder / "b" / "x.txt")]) == 2
+    assert "the index has no root" in capsys.readouterr().err
+    assert ids(Path(both)) == ["note.md", "x.txt:1", "x.txt:2"]
+
+
 def test_files_are_not_named_by_the_roots_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
