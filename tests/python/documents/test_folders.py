@@ -270,7 +270,7 @@ def test_files_are_not_named_by_the_roots_of_others(
     run("build", "b", "-o", "i2")
     capsys.readouterr()
     run("merge", "i1", "i2", "-o", "both")
-    assert capsys.readouterr().out.endswith("add and upsert need --root\n")
+    assert capsys.readouterr().out.endswith("need --root for files whose documents have no ids\n")
     for command in ("add", "upsert"):
         assert main([command, "both", "a/s"]) == 2
         told = capsys.readouterr().err
