@@ -275,7 +275,10 @@ def test_files_are_not_named_by_the_roots_of_others(
         assert main([command, "both", "a/s"]) == 2
         told = capsys.readouterr().err
         assert "a/s/x.md: a document has no id, and the index has no root" in told
-        assert "--root FOLDER, or --id-field, if another field holds the ids; nothing was written to both" in told
+        assert (
+            "--root FOLDER, or --id-field, if another field holds the ids; nothing was written to both"
+            in told
+        )
     assert main(["add", "both", "a", "--on-error", "skip"]) == 2
     run("upsert", "both", "a", "--root", "a")
     assert "0 documents added, 3 unchanged" in capsys.readouterr().out
