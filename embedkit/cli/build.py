@@ -59,6 +59,7 @@ from .tune import add_plot, add_target
 if TYPE_CHECKING:
     from ..documents.errors import OnError
     from ..index import TextEncoder
+    from ..index.build.settings import Mode
     from ..index.storage.manifest import Manifest
 
 __all__ = ["add_commands"]
@@ -326,8 +327,8 @@ def _announce(expected: Estimate | None, path: str) -> None:
         complain(f"warning: {folder} has {size(free)} free, which may not be enough")
 
 
-def _what_is_left(path: str) -> str:
-    rows = resumable_rows(Path(path))
+def _what_is_left(path: str, mode: Mode) -> str:
+    rows = resumable_rows(Path(path), mode)
     if rows == 0:
         return f"nothing was written to {path}"
     return (
@@ -358,7 +359,7 @@ def _build(arguments: argparse.Namespace) -> int:
 
     with explained(
         path,
-        lambda: _what_is_left(path),
+        lambda: _what_is_left(path, "build"),
         f"the index {path} is complete",
         skips=arguments.vectors is None,
     ):
@@ -422,7 +423,7 @@ def _add(arguments: argparse.Namespace) -> int:
     with (
         explained(
             path,
-            lambda: _what_is_left(path),
+            lambda: _what_is_left(path, arguments.change),
             f"all documents are in {path}",
             skips=arguments.vectors is None,
         ) as begun,
@@ -437,7 +438,7 @@ def _add(arguments: argparse.Namespace) -> int:
             manifest.factory, max_memory=arguments.max_memory, passages=Passages.of(manifest.passages)
         )
         _announce(source.estimate(index.encoder, settings), path)
-        _say_resumed(0 if arguments.restart else resumable_rows(Path(path)))
+        _say_resumed(0 if arguments.restart else resumable_rows(Path(path), arguments.change))
         write = index.add if arguments.change == "add" else index.upsert
         with ProgressBar(source.corpus.total_bytes) as bar:
 

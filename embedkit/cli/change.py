@@ -210,7 +210,11 @@ def _merge(arguments: argparse.Namespace) -> int:
     with Index.merge(arguments.output, arguments.indexes) as index:
         info = index.info()
         rootless = index.generation.manifest.named_by == "none"
-    needed = "; no root of file names is common to them: add and upsert need --root" if rootless else ""
+    needed = (
+        "; no root of file names is common to them: add and upsert need --root for files whose documents have no ids"
+        if rootless
+        else ""
+    )
     show(
         f"{printable(arguments.output)}: {plural(info['documents'], 'document')} in "
         f"{plural(info['segments'], 'segment')}; 'embedkit-index compact' merges them{needed}"

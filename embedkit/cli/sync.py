@@ -11,6 +11,7 @@ from ..documents.errors import InputError, OnError
 from ..documents.folders import Files, Patterns
 from ..index import Index
 from ..index.build.resume import resumable_rows
+from ..index.build.settings import Mode
 from ..index.storage.manifest import ReadingEntry
 from ..index.sync import FolderSettings, sync
 from .common import (
@@ -91,8 +92,8 @@ def add_commands(commands: Any) -> None:
         add_threads(command)
 
 
-def _left(path: str) -> str:
-    rows = resumable_rows(Path(path))
+def _left(path: str, mode: Mode) -> str:
+    rows = resumable_rows(Path(path), mode)
     if not rows:
         return "nothing was changed"
     return f"{plural(rows, 'document')} are encoded; run the same command again to resume"
@@ -123,7 +124,7 @@ def _sync(arguments: argparse.Namespace) -> int:
     with (
         explained(
             arguments.index,
-            lambda: _left(arguments.index),
+            lambda: _left(arguments.index, "sync"),
             f"{arguments.index} is changed; run the same command again for what is missing",
         ),
         Index.open(arguments.index, arguments.model, threads=arguments.threads) as index,
@@ -163,7 +164,7 @@ def _reembed(arguments: argparse.Namespace) -> int:
     with (
         explained(
             arguments.index,
-            lambda: _left(arguments.index),
+            lambda: _left(arguments.index, "reembed"),
             f"{arguments.index} is encoded again, and complete",
             skips=False,
         ),

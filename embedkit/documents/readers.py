@@ -47,6 +47,10 @@ __all__ = ["FORMATS", "Corpus", "Format", "Names", "check_fields"]
 _OPTIONS = ("--format", "--text-field", "--id-field", "--vector-field")
 _VECTORS_AT_ONCE = 4096
 _WITH_VECTORS = ("json", "jsonl", "parquet")  # in a field of their records
+_UNNAMED = (
+    "a document has no id, and the index has no root that names of files are relative to; name that folder: "
+    "--root FOLDER, or --id-field, if another field holds the ids"
+)
 
 
 class _Record(NamedTuple):
@@ -76,17 +80,6 @@ class Names:
     patterns: Patterns | None = None
     whole_text: bool = False
     whole_stdin: bool = False
-
-
-def _named(source: Source) -> str:
-    """What the default ids of its documents begin with; `InputError` if they cannot be told."""
-    if not source.name:
-        raise InputError(
-            source.path,
-            "a document has no id, and the index has no root that names of files are relative to; name that folder: "
-            "--root FOLDER",
-        )
-    return source.name
 
 
 def _format(path: str, format: Format | None, names: Names) -> Format | None:
@@ -183,6 +176,9 @@ class Corpus:
                     source.path,
                     f"vectors are read only from fields of json, jsonl and parquet, and from .npy files{named}",
                 )
+            # records may have ids of their own
+            if not source.name and id_field is None and source.format in ("txt", *WHOLE):
+                raise InputError(source.path, _UNNAMED)
         known: set[str] = set()
         for path in files.paths:
             identity = path if path == STDIN else os.path.realpath(path)
@@ -236,12 +232,15 @@ class Corpus:
                             raise InputError(origin, "the text is blank, but vectors are given by position")
                         self.blank += 1
                         continue
+                    if document_id is None and not source.name:
+                        source.reject(line, _UNNAMED)
+                        continue
                     vector = given if self._vectors is None else self._vectors.row(number, origin)
                     number += 1
                     self.named = self.named or document_id is not None
                     yield Document(
                         text,
-                        f"{_named(source)}:{line}" if document_id is None else document_id,
+                        f"{source.name}:{line}" if document_id is None else document_id,
                         metadata,
                         origin,
                         start + source.position(),
@@ -298,7 +297,7 @@ class Corpus:
             except _MalformedError as error:
                 source.reject(1, str(error))
                 return
-        yield _Record(1, text, _named(source) if name is None else name, metadata or None)
+        yield _Record(1, text, source.name or None if name is None else name, metadata or None)
 
     def _json_array(self, source: Source) -> Iterator[_Record]:
         content = source.content()

@@ -69,6 +69,7 @@ from .resume import (
     check_base,
     check_finished,
     check_header,
+    check_replaced,
     discard,
     disk_errors,
     forget,
@@ -168,7 +169,7 @@ def build(
         "reembed": "encoding again",
     }[mode]
     with (
-        disk_errors(root, what),
+        disk_errors(root, mode, what),
         Writer(root, create=mode == "build") as writer,
         contextlib.ExitStack() as stack,
     ):
@@ -261,13 +262,11 @@ def _live(writer: Writer, mode: Mode, settings: BuildSettings, state: State | No
     except (FileNotFoundError, IndexDamagedError):
         if mode != "build" or not settings.overwrite:
             raise
-        return None  # a damaged index is replaced
-    if (
-        mode == "build"
-        and live is not None
-        and not settings.overwrite
-        and published_before(state, live) is None
-    ):
+        live = None  # a damaged index is replaced
+    if mode != "build":
+        return live
+    check_replaced(writer.root, state, live)
+    if live is not None and not settings.overwrite and published_before(state, live) is None:
         raise IndexExistsError(
             f"{writer.root}: an index exists there; pass --overwrite (overwrite=True) to replace it"
         )

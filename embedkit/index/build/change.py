@@ -29,7 +29,7 @@ from ..storage.journal import Journal, read_journal
 from ..storage.layout import SEGMENTS_FOLDER, TOMBSTONES_FOLDER, Writer, current_name
 from ..storage.manifest import Manifest, ReadingEntry, SegmentEntry
 from ..storage.search_parameters import SearchParameters
-from ..words.languages import check_language
+from ..words.languages import AUTO, check_language
 from .fold import copy_segments, language_of, languages_of
 from .publish import dated, in_language_of, kept_as_asked, rows_of_documents, tombstone
 from .resume import HEADER_NAMES, change_errors, check_new, told
@@ -282,14 +282,12 @@ def _merge(target: Path, sources: Sequence[Path]) -> int:
                 ),
             ),
             root=_only(one.manifest.root for one in generations),
-            base_names=all(one.manifest.base_names for one in generations),
+            base_names=False,  # of several folders, they would be those of other files, too
             reading=_reading([one.manifest.reading for one in generations]),
             built=None,
             refuses_long=all(one.manifest.refuses_long for one in generations),
+            language=_first_language(one.manifest for one in generations),
         )
-        languages = languages_of(manifest)
-        if len(languages) == 1:  # which the first, of too little text, may not have known
-            manifest = replace(manifest, language=languages.pop())
         writer.publish(dated(manifest, writer.generation), folders)
         return manifest.documents
 
@@ -297,6 +295,17 @@ def _merge(target: Path, sources: Sequence[Path]) -> int:
 def _only(values: Iterable[_T]) -> _T | None:
     distinct = set(values)
     return distinct.pop() if len(distinct) == 1 else None
+
+
+def _first_language(manifests: Iterable[Manifest]) -> str:
+    """The language of the first index that has one: the others have too little text to tell, or another."""
+    for manifest in manifests:
+        language = manifest.language
+        if language == AUTO:  # of an earlier embedkit: its words may have one
+            language = _only(languages_of(manifest)) or AUTO
+        if language != AUTO:
+            return language
+    return AUTO
 
 
 def _reading(readings: Sequence[ReadingEntry | None]) -> ReadingEntry | None:

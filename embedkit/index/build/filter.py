@@ -14,7 +14,7 @@ from ...documents.document import Document, EncodedDocument
 from ...documents.passages import document_of
 from ..storage.document_store import StoredDocument
 from ..storage.generation import Generation
-from .check import blocks
+from .check import blocks, has_given_vector
 from .resume import vector_bytes
 
 __all__ = ["Filter"]
@@ -141,7 +141,8 @@ def _digest(document: Document) -> bytes | None:
     if not isinstance(document.text, str):
         return None
     digest = hashlib.blake2b(document.text.encode("utf-8", "surrogatepass"), digest_size=16)
-    vector = vector_bytes(document.vector)
+    # that of the index's own model is told by the text, and may differ in its last bits
+    vector = vector_bytes(document.vector) if has_given_vector(document) else None
     if vector is not None:
         digest.update(b"\0" + vector)  # no text that is stored holds a NUL
     return digest.digest()

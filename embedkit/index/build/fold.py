@@ -38,7 +38,7 @@ from .publish import dated
 from .segment import finish_segment, remove_all_but
 from .settings import BuildSettings, Progress, Report
 
-__all__ = ["copy_segments", "fold_segments", "language_of"]
+__all__ = ["copy_segments", "fold_segments", "language_of", "languages_of"]
 
 _TIMES = 8
 _MOST_ROWS = 8192  # of a fold, which an addition waits for

@@ -16,11 +16,18 @@ import numpy as np
 
 from ...documents.document import Document
 from ...files import fsync, reason_of
-from ..errors import BuildError, IndexExistsError, ResumeError, TooFewVectorsError
+from ..errors import (
+    BuildError,
+    IndexDamagedError,
+    IndexExistsError,
+    IndexNotFoundError,
+    ResumeError,
+    TooFewVectorsError,
+)
 from ..storage.journal import Header, Made, State, forget_finished, read_journal
-from ..storage.layout import CURRENT_FILE, JOURNAL_FILE, Writer
+from ..storage.layout import CURRENT_FILE, JOURNAL_FILE, Writer, current_name, manifest_at
 from ..storage.manifest import Manifest, SegmentEntry, hash_file
-from .settings import Written
+from .settings import Mode, Written
 
 __all__ = [
     "HEADER_NAMES",
@@ -31,6 +38,7 @@ __all__ = [
     "check_header",
     "check_new",
     "check_output",
+    "check_replaced",
     "discard",
     "disk_errors",
     "forget",
@@ -105,10 +113,13 @@ def _digest(documents: Iterable[str | Document]) -> str:
     return digest.hexdigest()
 
 
-def resumable_rows(root: Path) -> int:
-    """How many documents an interrupted build at ``root`` has encoded; the same command skips these."""
+def resumable_rows(root: Path, mode: Mode | None = None) -> int:
+    """How many documents an interrupted ``mode`` (``None``: any command) at ``root`` has encoded.
+
+    The same command skips these.
+    """
     state = read_journal(root / JOURNAL_FILE)
-    return 0 if state is None else state.rows
+    return 0 if state is None or mode not in (None, state.header.mode) else state.rows
 
 
 def check_output(root: Path, *, overwrite: bool, restart: bool) -> int:
@@ -121,20 +132,27 @@ def check_output(root: Path, *, overwrite: bool, restart: bool) -> int:
     if os.path.lexists(root) and not root.is_dir():
         raise IndexExistsError(f"{root}: exists and is not a folder; an index is a folder: name a new one")
     state = None if restart else read_journal(root / JOURNAL_FILE)
-    if state is not None and state.header.mode != "build":
-        if state.finished is None:
-            raise ResumeError(
-                f"{root}: an interrupted '{state.header.mode}' has encoded {state.rows} documents for the index there; "
-                "run that command again, or pass --overwrite and --restart (overwrite=True, restart=True) to replace "
-                "the index"
-            )
-        state = None  # it may be live, and only its journal left
-    rows = 0 if state is None else state.rows
+    live = None
+    with contextlib.suppress(IndexNotFoundError, IndexDamagedError, OSError):
+        live = manifest_at(root, current_name(root))
+    check_replaced(root, state, live)
+    rows = 0 if state is None or state.header.mode != "build" else state.rows
     if not overwrite and not rows and (root / CURRENT_FILE).exists():
         raise IndexExistsError(
             f"{root}: an index exists there; pass --overwrite (overwrite=True) to replace it"
         )
     return rows
+
+
+def check_replaced(root: Path, state: State | None, live: Manifest | None) -> None:
+    """Refuse to build where another command was interrupted, unless what it has encoded is live."""
+    if state is None or state.header.mode == "build" or published_before(state, live) is not None:
+        return
+    raise ResumeError(
+        f"{root}: an interrupted '{state.header.mode}' has encoded {state.rows} documents for the index there; "
+        "run that command again, or pass --overwrite and --restart (overwrite=True, restart=True) to replace "
+        "the index"
+    )
 
 
 def discard(writer: Writer) -> None:
@@ -271,14 +289,14 @@ def change_errors(path: Path, what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def disk_errors(root: Path, what: str) -> Iterator[None]:
+def disk_errors(root: Path, mode: Mode, what: str) -> Iterator[None]:
     """Turn errors of the disk and of Faiss into ones that name the index, ``what`` failed, and what can be resumed.
 
     Those of the caller's documents, which are read meanwhile, stay as they are.
     """
 
     def failed(reason: object) -> BuildError:
-        rows = resumable_rows(root)
+        rows = resumable_rows(root, mode)
         if rows and isinstance(reason, TooFewVectorsError):
             return BuildError(
                 f"{root}: {what} failed: {reason}; {rows:,} documents are encoded, and the command goes on from there "

@@ -15,7 +15,7 @@ from fake_encoder import FakeEncoder
 
 from embedkit.cli.common import byte_size
 from embedkit.cli.main import main
-from embedkit.index import Document, Index
+from embedkit.index import Document, Index, ResumeError
 from embedkit.index.storage import writer_lock
 from embedkit.index.storage.layout import Writer
 
@@ -416,9 +416,9 @@ def test_an_exported_table_is_read_with_its_fields(index: str, capsys: pytest.Ca
             assert {document.id: (document.text, dict(document.metadata)) for document in again} == expected
 
 
-def interrupted(monkeypatch: pytest.MonkeyPatch, *command: str) -> None:
+def interrupted(monkeypatch: pytest.MonkeyPatch, *command: str, step: str = "finish_segment") -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("embedkit.index.build.build.finish_segment", interrupt)
+        patched.setattr(f"embedkit.index.build.build.{step}", interrupt)
         assert main(list(command)) == 130
 
 
@@ -450,18 +450,40 @@ def test_additions_to_an_index_without_repeated_texts_say_that_they_leave_out_no
 
 
 @pytest.mark.parametrize("options", [[], ["--overwrite"]])
+@pytest.mark.parametrize("step", ["finish_segment", "publish"])
 def test_a_build_does_not_resume_an_interrupted_add(
-    index: str, options: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    index: str,
+    options: list[str],
+    step: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    interrupted(monkeypatch, "add", index, write("y.jsonl", 20, 25))
+    interrupted(monkeypatch, "add", index, write("y.jsonl", 20, 25), step=step)
     capsys.readouterr()
     build = ["build", "x.jsonl", "-o", index, *options]
     line = done(capsys, *build, code=1)
     assert "an interrupted 'add' has encoded 5 documents for the index there" in line
     assert "pass --overwrite and --restart" in line
+    with pytest.raises(ResumeError, match="pass --overwrite and --restart"):
+        Index.build(index, ["text"], FakeEncoder(), overwrite=bool(options))
     assert main([*build, "--overwrite", "--restart"]) == 0
     with Index.open(index) as opened:
         assert len(opened) == 20
+
+
+def test_what_another_command_has_encoded_is_not_counted(
+    index: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(monkeypatch, "upsert", index, write("y.jsonl", 20, 25))
+    capsys.readouterr()
+    assert main(["add", index, "y.jsonl"]) == 1
+    out, err = capsys.readouterr()
+    assert "resuming" not in out
+    assert "an interrupted 'upsert' has encoded 5 documents with another command (upsert, now add)" in err
+    assert done(capsys, "add", index, "none.jsonl", code=2).endswith("; nothing was written to index\n")
+    assert done(capsys, "sync", ".", index, code=2).endswith("; nothing was changed\n")
+    assert main(["upsert", index, "y.jsonl"]) == 0
+    assert "resuming: 5 documents already encoded" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", ["sync", "reembed"])

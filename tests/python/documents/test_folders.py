@@ -240,6 +240,24 @@ def test_an_index_of_an_earlier_version_keeps_its_names(
         capsys.readouterr()
 
 
+def test_merged_indexes_of_an_earlier_version_name_no_files(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Base names are those of other files of another folder."""
+    indexes = [str(tmp_path / name) for name in ("i1", "i2")]
+    for index, name in zip(indexes, ("a/x.txt", "b/note.md"), strict=True):
+        run("build", str(folder / name), "-o", index)
+        (manifest,) = (Path(index) / "manifests").iterdir()
+        fields = json.loads(manifest.read_text())
+        del fields["root"]
+        manifest.write_text(json.dumps(fields))
+    both = str(tmp_path / "both")
+    run("merge", *indexes, "-o", both)
+    assert main(["upsert", both, str(folder / "b" / "x.txt")]) == 2
+    assert "the index has no root" in capsys.readouterr().err
+    assert ids(Path(both)) == ["note.md", "x.txt:1", "x.txt:2"]
+
+
 def test_files_are_not_named_by_the_roots_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -252,17 +270,26 @@ def test_files_are_not_named_by_the_roots_of_others(
     run("build", "b", "-o", "i2")
     capsys.readouterr()
     run("merge", "i1", "i2", "-o", "both")
-    assert capsys.readouterr().out.endswith("add and upsert need --root\n")
+    assert capsys.readouterr().out.endswith("need --root for files whose documents have no ids\n")
     for command in ("add", "upsert"):
         assert main([command, "both", "a/s"]) == 2
         told = capsys.readouterr().err
         assert "a/s/x.md: a document has no id, and the index has no root" in told
-        assert "--root FOLDER; nothing was written to both" in told
+        assert (
+            "--root FOLDER, or --id-field, if another field holds the ids; nothing was written to both"
+            in told
+        )
     assert main(["add", "both", "a", "--on-error", "skip"]) == 2
     run("upsert", "both", "a", "--root", "a")
     assert "0 documents added, 3 unchanged" in capsys.readouterr().out
-    Path("more.jsonl").write_text('{"id": "one", "text": "of its own id"}\n')
-    run("add", "both", "more.jsonl")
+    Path("more.jsonl").write_text('{"id": "one", "text": "of its own id"}\n{"text": "of none"}\n')
+    assert main(["add", "both", "more.jsonl"]) == 2
+    told = capsys.readouterr().err
+    assert "more.jsonl:2: a document has no id, and the index has no root" in told
+    assert "holds the ids (--on-error skip leaves it out); nothing was written" in told
+    run("add", "both", "more.jsonl", "--on-error", "skip")
+    assert "1 document added" in (told := capsys.readouterr().out)
+    assert "1 unusable document skipped" in told
     assert ids(Path("both")) == ["one", "s/x.md", "s/z.md", "x.md", "y.md"]
 
 
@@ -378,7 +405,7 @@ def test_a_file_of_a_descriptor_has_no_folder(
     finally:
         os.close(reader)
     assert main(["add", "index", "more.jsonl"]) == 2
-    assert "more.jsonl: a document has no id, and the index has no root" in capsys.readouterr().err
+    assert "more.jsonl:1: a document has no id, and the index has no root" in capsys.readouterr().err
     assert main(["add", "index", "more.jsonl", "--root", "."]) == 0, capsys.readouterr().err
     with Index.open("index") as index:
         assert index.generation.manifest.root is None

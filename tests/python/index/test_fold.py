@@ -126,6 +126,20 @@ def test_the_language_of_merged_indexes_is_that_of_those_that_tell_it(tmp_path: 
         assert index.compact()
 
 
+@pytest.mark.parametrize("order", ["CN", "NC"])
+def test_no_language_stays_none_beside_too_little_text(tmp_path: Path, order: str) -> None:
+    pytest.importorskip("snowballstemmer")
+    german = ["Die Häuser stehen an der Straße", "Das ist nicht der Weg zu uns"] * 6
+    for name, texts, language in (("C", ["Zürich"], "auto"), ("N", german, "none")):
+        documents = [Document(text, f"{name}{n}") for n, text in enumerate(texts)]
+        Index.build(tmp_path / name, documents, FakeEncoder(), language=language).close()
+    Index.merge(tmp_path / "both", [tmp_path / name for name in order]).close()
+    with Index.open(tmp_path / "both", FakeEncoder()) as index:
+        assert index.generation.manifest.language == "none"
+        assert index.compact()
+        assert index.generation.manifest.language == "none"
+
+
 def test_no_language_stays_none_after_a_merge(tmp_path: Path) -> None:
     pytest.importorskip("snowballstemmer")
     for language in ("none", "english"):

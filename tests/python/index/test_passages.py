@@ -19,6 +19,7 @@ from peak_memory import PEAK_KIB, needs_peak
 
 from embedkit import Encoder
 from embedkit.cli.main import main
+from embedkit.documents.document import EncodedDocument
 from embedkit.documents.passages import PassageCutter, Passages
 from embedkit.index import Document, Index, InputError, ModelMismatchError
 from embedkit.index.build.resume import resumable_rows
@@ -492,6 +493,15 @@ def test_texts_with_other_vectors_are_not_repeated(tmp_path: Path, dedup: str, t
     documents = [Document(text, f"d{row}", vector=vectors[row % 5]) for row in range(6)]
     with Index.build(tmp_path / "index", documents, FakeEncoder(), dedup=dedup) as built:
         assert [document.id for document in built] == [f"d{row}" for row in range(5)]
+
+
+def test_a_text_with_another_vector_of_the_model_is_repeated(tmp_path: Path) -> None:
+    """Of Ray: texts that were encoded in batches of other lengths differ in the last bits."""
+    vector = np.asarray(FakeEncoder().encode_document(["one"])[0], np.float32)
+    vectors = (vector, np.nextafter(vector, np.float32(1)))
+    documents = [EncodedDocument("one", f"d{row}", vector=each) for row, each in enumerate(vectors)]
+    with Index.build(tmp_path / "index", documents, FakeEncoder(), dedup="exact") as built:
+        assert [document.id for document in built] == ["d0"]
 
 
 def test_a_refused_document_repeats_nothing(tmp_path: Path) -> None:
