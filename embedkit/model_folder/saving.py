@@ -27,7 +27,7 @@ from .safetensors_file import write_errors
 from .sentence_settings import sentence_config
 from .static import is_model2vec
 from .tokenizer_files import TOKENIZER_FILES
-from .weights import WEIGHTS_FILES, converted_tensors, core_head, stored_tensors
+from .weights import WEIGHTS_FILES, converted_tensors, core_head, weights_file
 
 __all__ = [
     "DenseWeights",
@@ -334,7 +334,7 @@ def _check_source(folder: ModelFolder) -> None:
         now = open_folder(folder.path)
         if not any(present(folder.transformer / name) for name in names):
             raise FileNotFoundError(f"{folder.transformer} holds neither {' nor '.join(names)}")
-        next(stored_tensors(folder))  # opens the weights; the first tensor is small
+        weights_file(folder.transformer, folder.precision)
         core_head(folder)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{error} ({advice})") from None
