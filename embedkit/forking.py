@@ -24,7 +24,9 @@ _T = TypeVar("_T")
 
 _PATIENCE = 1.0  # seconds: most calls take milliseconds, but a model takes longer to load
 _HURRIED_EVERY = 0.1  # seconds
-_LEAST = 0.02  # seconds for each lock, as one that is held briefly may be asked for after one that is held long
+_LEAST = (
+    0.02  # seconds for each lock, as one that is held briefly may be asked for after one that is held long
+)
 
 
 class _Owner(NamedTuple):
