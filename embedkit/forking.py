@@ -24,9 +24,7 @@ _T = TypeVar("_T")
 
 _PATIENCE = 1.0  # seconds: most calls take milliseconds, but a model takes longer to load
 _HURRIED_EVERY = 0.1  # seconds
-_LEAST = (
-    0.02  # seconds for each lock, as one that is held briefly may be asked for after one that is held long
-)
+_LEAST = 0.02  # seconds for each lock: one that is held briefly may be asked for after the patience is over
 
 
 class _Owner(NamedTuple):
