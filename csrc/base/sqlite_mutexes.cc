@@ -41,6 +41,7 @@ void after_fork() {
 }  // namespace
 
 void hold_sqlite_over_forks(const SqliteMutexFunctions& functions) {
+  if (!mutexes.empty()) return;
   sqlite = functions;
   for (const int kind : kKinds) mutexes.push_back(sqlite.alloc(kind));
   at_fork(before_fork, after_fork, after_fork);

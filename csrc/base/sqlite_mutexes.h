@@ -11,7 +11,7 @@ struct SqliteMutexFunctions {
 
 /// Has every later fork of this process wait until no other thread is in SQLite's allocator or another of its
 /// global parts, up to a second. In the child their mutexes would stay locked forever: the next call of
-/// SQLite would not return, whichever connection it is of. Call it once.
+/// SQLite would not return, whichever connection it is of. Further calls have no effect.
 void hold_sqlite_over_forks(const SqliteMutexFunctions& functions);
 
 }  // namespace embedkit
