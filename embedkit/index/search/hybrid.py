@@ -92,12 +92,15 @@ def fuse(
     # all alike, such as a single candidate: all are the best
     vector = {row: (cosine - last) / spread if spread > 0 else 1.0 for row, cosine in similarity.items()}
     words = {row: score / most if most > 0 else 1.0 for row, score in bm25.items()}
-    scores = {
-        row: (1 - weight) * vector.get(row, 0.0) + weight * words.get(row, 0.0)
-        for row in vector.keys() | words.keys()
-    }
+    scores = {row: (1 - weight) * share for row, share in vector.items()}
+    for row, share in words.items():
+        scores[row] = scores.get(row, 0.0) + weight * share
+    # most candidates are no hits: numbers sort faster than tuples
+    least = min(sorted(scores.values(), reverse=True)[:k], default=0.0)
     found = sorted(
-        (-score, -similarity.get(row, -math.inf), row) for row, score in scores.items() if score > 0
+        (-score, -similarity.get(row, -math.inf), row)
+        for row, score in scores.items()
+        if score > 0 and score >= least
     )[:k]
     hits = [
         (row, -score, Parts(similarity.get(row), bm25.get(row), vector.get(row, 0.0), words.get(row, 0.0)))
