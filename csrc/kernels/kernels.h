@@ -176,9 +176,6 @@ struct Kernels {
   void (*linear_fp32)(const float* x, size_t ld, size_t rows, const PackedLinear& linear, size_t panel_begin,
                       size_t panel_end, float* out, size_t ld_out);
   Bf16Products bf16;
-  /// The integers that linear_int8 scales, for tests: out[m][n] = Σ_k q[m][k] w[n][k].
-  void (*products_int8)(const QuantizedRows& x, size_t rows, const PackedLinear& linear, int32_t* out,
-                        size_t ld_out);
 
   void (*quantize)(const float* x, size_t ld, size_t rows, size_t columns, const QuantizedRows& out);
   /// x = activation(x) in place; with `quantized.data` its quantized form alone, which leaves x undefined.

@@ -304,25 +304,5 @@ void linear_int8(const QuantizedRows& x, size_t rows, const PackedLinear& linear
   }
 }
 
-template <class Dot>
-void products_int8(const QuantizedRows& x, size_t rows, const PackedLinear& linear, int32_t* out,
-                   size_t ld_out) {
-  using V = typename Dot::V;
-  using Layout = Int8Layout<Dot>;
-  for (size_t column = 0; column < linear.out_features; column += Layout::kPanel)
-    for (size_t row = 0; row < rows; ++row) {
-      float waiting[Layout::kPanel];
-      int8_products<Dot, 1>(
-          x.data + row * x.stride, x.stride, int8_panel<Dot>(linear, column / Layout::kPanel),
-          linear.in_features, Waiting{waiting, 0}, NothingAhead{}, [&](int, int c, typename V::I sums) {
-            int32_t lanes[V::kLanes];
-            std::memcpy(lanes, &sums, sizeof(lanes));
-            const size_t first = column + static_cast<size_t>(c) * V::kLanes;
-            for (size_t n = first; n < std::min(first + V::kLanes, linear.out_features); ++n)
-              out[row * ld_out + n] = lanes[n - first];
-          });
-    }
-}
-
 }  // namespace
 }  // namespace embedkit

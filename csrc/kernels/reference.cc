@@ -44,15 +44,6 @@ void linear_int8(const QuantizedRows& x, size_t rows, const PackedLinear& linear
     }
 }
 
-void products_int8(const QuantizedRows& x, size_t rows, const PackedLinear& linear, int32_t* out,
-                   size_t ld_out) {
-  const size_t k = linear.in_features;
-  const int8_t* weights = static_cast<const int8_t*>(linear.weights);
-  for (size_t r = 0; r < rows; ++r)
-    for (size_t n = 0; n < linear.out_features; ++n)
-      out[r * ld_out + n] = integer_product(x.data + r * x.stride, weights + n * k, k);
-}
-
 void linear_fp32(const float* x, size_t ld, size_t rows, const PackedLinear& linear, size_t panel_begin,
                  size_t panel_end, float* out, size_t ld_out) {
   const size_t k = linear.in_features;
@@ -266,7 +257,6 @@ extern const Kernels kReferenceKernels = {
     .linear_int8 = linear_int8,
     .linear_fp32 = linear_fp32,
     .bf16 = {"widened", 2, linear_bf16, spin_fp32, {attention_scratch, attention}},
-    .products_int8 = products_int8,
     .quantize = quantize,
     .activate = activate,
     .norm = norm,

@@ -267,18 +267,6 @@ void linear_tiles_bf16(const QuantizedRows& x, size_t rows, const PackedLinear& 
       });
 }
 
-template <class Tiles>
-void products_tiles_int8(const QuantizedRows& x, size_t rows, const PackedLinear& linear, int32_t* out,
-                         size_t ld_out) {
-  const size_t panels = (linear.out_features + kTilePanel - 1) / kTilePanel;
-  over_int8_sums<Tiles>(
-      x, rows, linear, 0, panels, [&](size_t row, size_t height, size_t column, const int32_t* sums) {
-        for (size_t r = 0; r < height; ++r)
-          std::copy_n(sums + r * kTilePanel, std::min(kTilePanel, linear.out_features - column),
-                      out + (row + r) * ld_out + column);
-      });
-}
-
 template <class Product, class Tiles>
 double spin_tiles(size_t iterations) {
   Tiles tiles(kTileRows);

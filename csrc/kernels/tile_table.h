@@ -27,7 +27,6 @@ constexpr Kernels tile_kernels(Isa isa) {
   kernels.pack_bf16 = pack_tiles_bf16;
   kernels.int8_instruction = Tiles::kInt8Instruction;
   kernels.linear_int8 = linear_tiles_int8<V, Tiles>;
-  kernels.products_int8 = products_tiles_int8<Tiles>;
   kernels.spin_int8 = spin_tiles<TileInt8, Tiles>;
   kernels.bf16 = {Tiles::kBf16Instruction, kTileGroup<TileBf16>, linear_tiles_bf16<Tiles>,
                   spin_tiles<TileBf16, Tiles>, attention};

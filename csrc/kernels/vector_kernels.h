@@ -73,7 +73,6 @@ constexpr Kernels row_kernels(Isa isa) {
       .linear_int8 = nullptr,
       .linear_fp32 = linear_fp32<V, V::kRows, V::kVectors>,
       .bf16 = {"widened", 2, linear_bf16<WidenedPairs<V>>, spin_bf16<WidenedPairs<V>>, fp32},
-      .products_int8 = nullptr,
       .quantize = quantize_rows<V, kLevels>,
       .activate = activate<V, kLevels>,
       .norm = norm<V, kLevels>,
@@ -96,7 +95,6 @@ constexpr Kernels vector_kernels(Isa isa) {
   kernels.packed_int8_bytes = packed_int8_bytes<Dot>;
   kernels.pack_int8 = pack_int8<Dot>;
   kernels.linear_int8 = linear_int8<Dot>;
-  kernels.products_int8 = products_int8<Dot>;
   kernels.spin_int8 = spin_int8<Dot>;
   return kernels;
 }
