@@ -13,22 +13,9 @@ using unicode::find;
 using unicode::record;
 
 void MarkBuffer::flush(std::string& text) {
-  constexpr size_t kFew = 16;
-  const auto before = [](const NormalizedChar& a, const NormalizedChar& b) { return a.rank < b.rank; };
-  if (marks_.size() <= kFew) {  // insertion sort: stable, and needs no memory
-    for (size_t i = 1; i < marks_.size(); ++i) {
-      const NormalizedChar mark = marks_[i];
-      size_t j = i;
-      for (; j > 0 && before(mark, marks_[j - 1]); --j) marks_[j] = marks_[j - 1];
-      marks_[j] = mark;
-    }
-  } else {  // counting sort: linear, however long the run
-    std::array<size_t, 257> starts{};
-    for (const NormalizedChar& mark : marks_) ++starts[mark.rank + 1];
-    for (size_t i = 1; i < starts.size(); ++i) starts[i] += starts[i - 1];
-    sorted_.resize(marks_.size());
-    for (const NormalizedChar& mark : marks_) sorted_[starts[mark.rank]++] = mark;
-    marks_.swap(sorted_);
+  if (marks_.size() > 1) {  // it allocates
+    std::stable_sort(marks_.begin(), marks_.end(),
+                     [](const NormalizedChar& a, const NormalizedChar& b) { return a.rank < b.rank; });
   }
   for (const NormalizedChar& mark : marks_) utf8::append(mark.c, text);
   marks_.clear();

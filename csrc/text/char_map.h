@@ -45,7 +45,6 @@ class MarkBuffer {
 
  private:
   std::vector<NormalizedChar> marks_;
-  std::vector<NormalizedChar> sorted_;
 };
 
 class CharMap {
