@@ -165,13 +165,10 @@ bool Charsmap::apply(std::string_view text, std::string& out, size_t most) const
   const size_t before = out.size();
   const uint8_t* const begin = utf8::begin(text);
   const uint8_t* const end = utf8::end(text);
-  const auto view = [](const uint8_t* from, const uint8_t* to) {
-    return std::string_view(reinterpret_cast<const char*>(from), static_cast<size_t>(to - from));
-  };
   const auto plain = [&](const uint8_t* p) { return *p < 0x80 && kept_[*p]; };
   const uint8_t* copied = begin;  // up to here all is in `out`
   const auto replace = [&](const uint8_t* from, const uint8_t* to, uint32_t at) {
-    out.append(view(copied, from));
+    out.append(utf8::view(copied, from));
     out.append(replacement(at));
     check_growth(out.size(), most);
     copied = to;
@@ -191,7 +188,7 @@ bool Charsmap::apply(std::string_view text, std::string& out, size_t most) const
     while (known < end && clusters.joins(decode_or_throw(known, end))) to = known;
     p = to;
     if (static_cast<size_t>(to - first) < kShortCluster) {
-      if (const uint32_t at = find(view(first, to)); at != kNone) {
+      if (const uint32_t at = find(utf8::view(first, to)); at != kNone) {
         replace(first, to, at);
         continue;
       }
@@ -199,12 +196,12 @@ bool Charsmap::apply(std::string_view text, std::string& out, size_t most) const
     for (const uint8_t* c = first; c < to;) {
       const uint8_t* next = c;
       decode_or_throw(next, to);
-      if (const uint32_t at = find(view(c, next)); at != kNone) replace(c, next, at);
+      if (const uint32_t at = find(utf8::view(c, next)); at != kNone) replace(c, next, at);
       c = next;
     }
   }
   if (copied == begin && out.size() == before) return false;
-  out.append(view(copied, end));
+  out.append(utf8::view(copied, end));
   return true;
 }
 

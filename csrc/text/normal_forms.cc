@@ -75,9 +75,6 @@ void Composer::flush(bool compose, std::string& out) {
 bool Composer::normalize(std::string_view text, NormalForm form, std::string& out) {
   const uint8_t* const begin = utf8::begin(text);
   const uint8_t* const end = utf8::end(text);
-  const auto view = [](const uint8_t* from, const uint8_t* to) {
-    return std::string_view(reinterpret_cast<const char*>(from), static_cast<size_t>(to - from));
-  };
   segment_.clear();
   const uint8_t* copied = begin;  // up to here all is in `out`
   const uint8_t* base = begin;    // the code point before p, if it is not copied
@@ -95,7 +92,7 @@ bool Composer::normalize(std::string_view text, NormalForm form, std::string& ou
     }
     changed = true;
     if (base < copied) base = copied;
-    out.append(view(copied, base));
+    out.append(utf8::view(copied, base));
     while (base < at) add(decode_or_throw(base, end), form);
     add(c, form);
     while (p < end) {
@@ -111,7 +108,7 @@ bool Composer::normalize(std::string_view text, NormalForm form, std::string& ou
     copied = base = p;
   }
   if (!changed) return false;
-  out.append(view(copied, end));
+  out.append(utf8::view(copied, end));
   return true;
 }
 

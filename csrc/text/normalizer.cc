@@ -13,10 +13,6 @@ namespace {
 
 using Kind = NormalizerStep::Kind;
 
-std::string_view between(const uint8_t* from, const uint8_t* to) {
-  return {reinterpret_cast<const char*>(from), static_cast<size_t>(to - from)};
-}
-
 // Puts `after` in the place of each code point for which `replace(c, after, one)` returns true; returns false
 // if it never did. `one` is room for an `after` of one code point.
 template <typename Replace>
@@ -30,12 +26,12 @@ bool map(std::string_view text, std::string& out, Replace&& replace) {
     std::u32string_view after;
     char32_t one;
     if (!replace(c, after, one)) continue;
-    out.append(between(copied, at));
+    out.append(utf8::view(copied, at));
     for (const char32_t x : after) utf8::append(x, out);
     copied = p;
     changed = true;
   }
-  if (changed) out.append(between(copied, end));
+  if (changed) out.append(utf8::view(copied, end));
   return changed;
 }
 
@@ -108,13 +104,13 @@ bool replace_breaks(std::string_view text, const std::string& content, size_t mo
     size_t count = 1;
     for (const uint8_t* next = p; next < end && is_space(decode_or_throw(next, end)); p = next) ++count;
     if (count < 2 && c != '\n' && c != '\r' && c != '\t') continue;
-    out.append(between(copied, at));
+    out.append(utf8::view(copied, at));
     out.append(content);
     check_growth(out.size(), most);
     copied = p;
     changed = true;
   }
-  if (changed) out.append(between(copied, end));
+  if (changed) out.append(utf8::view(copied, end));
   return changed;
 }
 
@@ -134,7 +130,7 @@ std::string_view strip(std::string_view text, bool left, bool right) {
     if (!is_space(decode_or_throw(next, end))) break;
     end = at;
   }
-  return between(begin, end);
+  return utf8::view(begin, end);
 }
 
 }  // namespace

@@ -8,10 +8,6 @@
 namespace embedkit {
 namespace split_detail {
 
-inline std::string_view view(const uint8_t* from, const uint8_t* to) {
-  return {reinterpret_cast<const char*>(from), static_cast<size_t>(to - from)};
-}
-
 /// Applies a behavior to matches and what is between them, in order; empty pieces are left out.
 template <typename Piece>
 class Pieces {
@@ -24,9 +20,9 @@ class Pieces {
     bool go = true;
     switch (behavior_) {
       case SplitBehavior::kRemoved:
-        return is_match || piece_(view(from, to));
+        return is_match || piece_(utf8::view(from, to));
       case SplitBehavior::kIsolated:
-        return piece_(view(from, to));
+        return piece_(utf8::view(from, to));
       case SplitBehavior::kMergedWithPrevious:
         if (from_ != nullptr && !(is_match && !was_match_)) go = flush(from);
         break;
@@ -48,7 +44,7 @@ class Pieces {
   bool flush(const uint8_t* to) {
     const uint8_t* const from = from_;
     from_ = nullptr;
-    return piece_(view(from, to));
+    return piece_(utf8::view(from, to));
   }
 
   SplitBehavior behavior_;
@@ -81,7 +77,7 @@ bool split(const SplitStep& step, std::string_view text, Piece&& piece) {
     case SplitStep::Kind::kPattern:
       while (p < end) {
         const uint8_t* const next = match(step.pattern, p, end);
-        if (!piece(split_detail::view(p, next))) return false;
+        if (!piece(utf8::view(p, next))) return false;
         p = next;
       }
       return true;

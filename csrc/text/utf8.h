@@ -79,6 +79,9 @@ inline bool is_alphanumeric(char c) {
 
 inline const uint8_t* begin(std::string_view text) { return reinterpret_cast<const uint8_t*>(text.data()); }
 inline const uint8_t* end(std::string_view text) { return begin(text) + text.size(); }
+inline std::string_view view(const uint8_t* from, const uint8_t* to) {
+  return {reinterpret_cast<const char*>(from), static_cast<size_t>(to - from)};
+}
 
 /// Offset of the first byte that is not well-formed, or npos.
 inline size_t find_invalid(std::string_view text) {
