@@ -70,17 +70,11 @@ size_t CharMap::expand(char32_t c, NormalizedChar (&out)[kMaxExpansion]) const {
     out[count++] = {x, rank, kind};
   };
 
-  if (!options_.strip_accents) {
-    emit(c);
-  } else if (flags & unicode::kDecomposes) {
-    for (const char32_t x : find(unicode::kDecompositions, c)) {
-      if (!(record(x).flags & unicode::kNonspacing)) emit(x);
-    }
-  } else if (unicode::is_hangul(c)) {
-    char32_t jamo[3];
-    const size_t jamos = unicode::decompose_hangul(c, jamo);
-    for (size_t i = 0; i < jamos; ++i) emit(jamo[i]);
-  } else if (!(flags & unicode::kNonspacing)) {
+  if (options_.strip_accents) {
+    unicode::decompose(c, [&](char32_t x) {
+      if ((record(x).flags & unicode::kNonspacing) == 0) emit(x);
+    });
+  } else {
     emit(c);
   }
   return count;

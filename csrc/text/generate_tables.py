@@ -38,7 +38,7 @@ def flagged(clean: bool = False, chinese: bool = False, strip: bool = False) -> 
 
 
 def decomposed_hangul(c: int) -> str:
-    """What decompose_hangul of unicode.h computes."""
+    """What decompose of unicode.h makes of a Hangul syllable."""
     index = c - HANGUL.start
     leading, vowel, trailing = index // 588, index % 588 // 28, index % 28
     return chr(0x1100 + leading) + chr(0x1161 + vowel) + (chr(0x11A7 + trailing) if trailing else "")

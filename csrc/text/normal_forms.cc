@@ -29,14 +29,8 @@ void Composer::add(char32_t c, NormalForm form) {
   const auto push = [&](char32_t x) { segment_.push_back({x, unicode::record(x).rank}); };
   if (compatible(form) && (unicode::traits(c) & unicode::kCompatible) != 0) {
     for (const char32_t x : unicode::find(unicode::kCompatibilities, c)) push(x);
-  } else if ((unicode::record(c).flags & unicode::kDecomposes) != 0) {
-    for (const char32_t x : unicode::find(unicode::kDecompositions, c)) push(x);
-  } else if (unicode::is_hangul(c)) {
-    char32_t jamo[3];
-    const size_t count = unicode::decompose_hangul(c, jamo);
-    for (size_t i = 0; i < count; ++i) push(jamo[i]);
   } else {
-    push(c);
+    unicode::decompose(c, push);
   }
 }
 

@@ -15,7 +15,7 @@ enum Property : uint8_t {
   kControl = 1 << 1,      ///< removed by clean_text: Cc, Cf, Co, NUL, U+FFFD (white space may be control too)
   kPunctuation = 1 << 2,  ///< a word by itself
   kNonspacing = 1 << 3,   ///< Mn: removed by strip_accents after decomposition
-  kDecomposes = 1 << 4,   ///< NFD changes it; Hangul syllables are left out, see decompose_hangul
+  kDecomposes = 1 << 4,   ///< NFD changes it; Hangul syllables are left out, see decompose
   kLowers = 1 << 5,
   kWord = 1 << 6,     ///< \w of added tokens that must be single words
   kChinese = 1 << 7,  ///< set apart by handle_chinese_chars
@@ -53,13 +53,19 @@ inline std::u32string_view find(const Mapping& mapping, char32_t c) {
 
 inline bool is_hangul(char32_t c) { return c >= 0xAC00 && c <= 0xD7A3; }
 
-/// Two or three jamo; returns how many.
-inline size_t decompose_hangul(char32_t c, char32_t* out) {
-  const uint32_t index = c - 0xAC00;
-  out[0] = 0x1100 + index / 588;
-  out[1] = 0x1161 + index % 588 / 28;
-  out[2] = 0x11A7 + index % 28;
-  return index % 28 == 0 ? 2 : 3;
+/// Calls `each` with every code point that NFD makes of `c` alone.
+template <class Each>
+void decompose(char32_t c, Each&& each) {
+  if ((record(c).flags & kDecomposes) != 0) {
+    for (const char32_t x : find(kDecompositions, c)) each(x);
+  } else if (is_hangul(c)) {
+    const char32_t index = c - 0xAC00;
+    each(0x1100 + index / 588);
+    each(0x1161 + index % 588 / 28);
+    if (index % 28 != 0) each(0x11A7 + index % 28);
+  } else {
+    each(c);
+  }
 }
 
 }  // namespace embedkit::unicode
