@@ -145,16 +145,19 @@ size_t second_level_cache() {
   return size_t{1} << 20;
 }
 
-Isa active_isa() {
-  const std::vector<Isa> isas = available_isas();
-  const char* forced = std::getenv("EMBEDKIT_ISA");
-  if (forced == nullptr || *forced == '\0') return isas.back();
+Isa isa_named(std::string_view name, const char* what) {
   std::string names;
-  for (Isa isa : isas) {
-    if (isa_name(isa) == forced) return isa;
+  for (const Isa isa : available_isas()) {
+    if (isa_name(isa) == name) return isa;
     names += (names.empty() ? "" : ", ") + std::string(isa_name(isa));
   }
-  throw InvalidArgument(concat("EMBEDKIT_ISA is '", forced, "'; this machine has ", names));
+  throw InvalidArgument(concat(what, " is '", name, "'; this machine has ", names));
+}
+
+Isa active_isa() {
+  const char* forced = std::getenv("EMBEDKIT_ISA");
+  if (forced == nullptr || *forced == '\0') return available_isas().back();
+  return isa_named(forced, "EMBEDKIT_ISA");
 }
 
 }  // namespace embedkit

@@ -37,6 +37,9 @@ bool gains_from_avx512_bf16();
 /// Bytes of the second-level cache of a core, as the processor tells; 1 MiB where it does not.
 size_t second_level_cache();
 
+/// The available one of that name; throws InvalidArgument, in which `what` is named so, if there is none.
+Isa isa_named(std::string_view name, const char* what);
+
 /// The fastest available one, or the one that the environment variable EMBEDKIT_ISA names.
 /// Throws InvalidArgument if that names an unknown or unavailable one.
 Isa active_isa();

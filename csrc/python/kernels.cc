@@ -28,13 +28,7 @@ double seconds_since(Clock::time_point start) {
 
 /// Those of `name`, or of `active_isa()` where it is empty.
 const Kernels& kernels_named(const std::string& name) {
-  if (name.empty()) return kernels_for(active_isa());
-  std::string known;
-  for (const Isa isa : available_isas()) {
-    if (isa_name(isa) == name) return kernels_for(isa);
-    known += (known.empty() ? "" : ", ") + std::string(isa_name(isa));
-  }
-  throw py::value_error(concat("isa is '", name, "'; this machine has ", known));
+  return kernels_for(name.empty() ? active_isa() : isa_named(name, "isa"));
 }
 
 /// rows x columns values in -2..2, with the slack that kernels may read. They only have to be ordinary.
