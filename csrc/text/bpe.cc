@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cstdio>
 #include <limits>
 #include <unordered_map>
 
@@ -29,12 +28,6 @@ std::array<int16_t, 0x144> bytes_by_char() {
   for (unsigned byte = 0; byte < 256; ++byte)
     bytes[is_printed(byte) ? byte : next++] = static_cast<int16_t>(byte);
   return bytes;
-}
-
-std::string byte_token(unsigned byte) {
-  char text[8];
-  std::snprintf(text, sizeof text, "<0x%02X>", byte);
-  return text;
 }
 
 }  // namespace

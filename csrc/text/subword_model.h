@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -28,5 +30,12 @@ class SubwordModel {
   /// empty if there is none.
   virtual std::string_view boundary() const { return {}; }
 };
+
+/// The token that stands for a byte where a character is unknown and the model has byte_fallback.
+inline std::string byte_token(unsigned byte) {
+  char text[8];
+  std::snprintf(text, sizeof text, "<0x%02X>", byte);
+  return text;
+}
 
 }  // namespace embedkit

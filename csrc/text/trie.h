@@ -40,8 +40,6 @@ class Trie {
   /// The node at the end of `path`; one without children or value if there is none.
   Node find(std::string_view path) const;
 
-  size_t memory_bytes() const { return nodes_.size() * sizeof(Node); }
-
  private:
   class Builder;
 

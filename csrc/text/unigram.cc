@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <limits>
 #include <unordered_map>
 
@@ -52,9 +51,7 @@ Unigram::Unigram(const UnigramOptions& options)
   unknown_score_ = least - kUnknownPenalty;
   trie_ = std::make_unique<const Trie>(std::vector<Trie::Entry>(last.begin(), last.end()));
   for (unsigned byte = 0; byte < 256; ++byte) {
-    char text[8];
-    std::snprintf(text, sizeof text, "<0x%02X>", byte);
-    const auto place = last.find(text);
+    const auto place = last.find(byte_token(byte));
     bytes_[byte] = place == last.end() ? -1 : static_cast<int32_t>(place->second);
   }
 }
