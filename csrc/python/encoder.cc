@@ -112,40 +112,27 @@ std::unique_ptr<Encoder> make_encoder(EncoderConfig config, const py::dict& tens
 }
 
 py::tuple run(const Encoder& encoder, const TokenSource& source, const EncodeOptions& options) {
-  InterruptPoll poll;
-  StopToken stop(poll.callback());
   EncodeStats stats;
   py::object result;
-  try {
-    if (options.token_embeddings) {
-      std::vector<std::vector<float>> rows;
-      {
-        const GilRelease release;
-        stats = encode_tokens(encoder, source, options, rows, stop);
-      }
-      py::list list;
-      const auto hidden = static_cast<py::ssize_t>(encoder.config().hidden_size);
-      for (std::vector<float>& text : rows) {
-        auto kept = std::make_unique<std::vector<float>>(std::move(text));
-        const py::capsule owner(kept.get(), [](void* p) { delete static_cast<std::vector<float>*>(p); });
-        const std::vector<float>* values = kept.release();
-        list.append(py::array_t<float>({static_cast<py::ssize_t>(values->size()) / hidden, hidden},
-                                       values->data(), owner));
-      }
-      result = std::move(list);
-    } else {
-      const auto dimension = static_cast<py::ssize_t>(output_dimension(encoder, options));
-      py::array_t<float> vectors({static_cast<py::ssize_t>(source.size()), dimension});
-      float* out = vectors.mutable_data();
-      {
-        const GilRelease release;
-        stats = encode(encoder, source, options, out, stop);
-      }
-      result = std::move(vectors);
+  if (options.token_embeddings) {
+    std::vector<std::vector<float>> rows;
+    heard([&](StopToken& stop) { stats = encode_tokens(encoder, source, options, rows, stop); });
+    py::list list;
+    const auto hidden = static_cast<py::ssize_t>(encoder.config().hidden_size);
+    for (std::vector<float>& text : rows) {
+      auto kept = std::make_unique<std::vector<float>>(std::move(text));
+      const py::capsule owner(kept.get(), [](void* p) { delete static_cast<std::vector<float>*>(p); });
+      const std::vector<float>* values = kept.release();
+      list.append(py::array_t<float>({static_cast<py::ssize_t>(values->size()) / hidden, hidden},
+                                     values->data(), owner));
     }
-  } catch (const Interrupted&) {
-    poll.rethrow();
-    throw;
+    result = std::move(list);
+  } else {
+    const auto dimension = static_cast<py::ssize_t>(output_dimension(encoder, options));
+    py::array_t<float> vectors({static_cast<py::ssize_t>(source.size()), dimension});
+    float* out = vectors.mutable_data();
+    heard([&](StopToken& stop) { stats = encode(encoder, source, options, out, stop); });
+    result = std::move(vectors);
   }
   py::dict counts;
   counts["tokens"] = stats.tokens;

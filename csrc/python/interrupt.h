@@ -5,6 +5,10 @@
 #include <exception>
 #include <functional>
 
+#include "base/error.h"
+#include "base/stop.h"
+#include "python/gil.h"
+
 namespace embedkit {
 
 /// Asks the interpreter for a pending Ctrl-C, which only the main thread receives; the exception is kept
@@ -30,5 +34,21 @@ class InterruptPoll {
 
   std::exception_ptr error_;
 };
+
+/// Runs `body` without the GIL; a Ctrl-C, which stops it, is raised.
+template <class Body>
+void heard(Body&& body) {
+  InterruptPoll poll;
+  StopToken stop(poll.callback());
+  try {
+    const GilRelease release;
+    body(stop);
+    stop.poll();
+  } catch (const Interrupted&) {
+    poll.rethrow();
+    throw;
+  }
+  poll.rethrow();  // of a body that returns when it is stopped
+}
 
 }  // namespace embedkit

@@ -34,19 +34,6 @@ py::list list_of(const int32_t* ids, size_t count) {
   return list;
 }
 
-/// Runs `body` without the GIL; a Ctrl-C, which stops it, is raised.
-template <class Body>
-void heard(Body&& body) {
-  InterruptPoll poll;
-  StopToken stop(poll.callback());
-  {
-    const GilRelease release;
-    body(stop);
-    stop.poll();
-  }
-  poll.rethrow();
-}
-
 py::list encode(const Tokenizer& tokenizer, const py::object& text) {
   py::object keep;
   const std::string_view view = utf8_view(text, keep);

@@ -37,17 +37,15 @@ class Cancel {
 
 std::unique_ptr<TokenWindow> run(const TokenSource& source, const EncodeOptions& options,
                                  const std::shared_ptr<Cancel>& cancel) {
-  InterruptPoll poll;
-  // A flag may be looked at always; asking the interpreter takes the GIL.
-  StopToken stop = cancel ? StopToken([cancel] { return cancel->cancelled(); }, std::chrono::milliseconds(0))
-                          : StopToken(poll.callback());
   auto window = std::make_unique<TokenWindow>();
-  try {
+  const auto tokenized = [&](StopToken& stop) { tokenize(source, options, stop, *window); };
+  if (cancel) {
+    // A flag may be looked at always; asking the interpreter takes the GIL.
+    StopToken stop([&] { return cancel->cancelled(); }, std::chrono::milliseconds(0));
     const GilRelease release;
-    tokenize(source, options, stop, *window);
-  } catch (const Interrupted&) {
-    poll.rethrow();
-    throw;
+    tokenized(stop);
+  } else {
+    heard(tokenized);
   }
   return window;
 }
