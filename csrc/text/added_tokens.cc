@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <utility>
 
+#include "base/error.h"
 #include "text/unicode.h"
 #include "text/utf8.h"
 
@@ -48,16 +50,22 @@ size_t skip_spaces_right(std::string_view text, size_t at) {
 
 }  // namespace
 
-AddedTokenMatcher::AddedTokenMatcher(const std::vector<AddedToken>& tokens,
-                                     const std::vector<std::string>& patterns) {
-  std::map<std::string_view, size_t> kept;
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    if (patterns[i].empty()) continue;
-    const auto [place, is_new] = kept.try_emplace(patterns[i], i);
-    if (!is_new && tokens[i].id < tokens[place->second].id) place->second = i;
+AddedTokenMatcher::AddedTokenMatcher(const std::vector<AddedToken>& tokens, const Normalize& normalize) {
+  std::map<std::string, const AddedToken*> kept;
+  for (const AddedToken& token : tokens) {
+    require(utf8::find_invalid(token.content) == std::string_view::npos, "the added token of id ", token.id,
+            " is not valid UTF-8");
+    require(token.id >= 0, "the added token \"", token.content, "\" has the id ", token.id);
+    if (token.content.empty() || token.normalized != (normalize != nullptr)) continue;
+    std::string pattern = normalize ? normalize(token.content) : token.content;
+    // `tokenizers` would find it between any two characters and cut every word into single ones.
+    require(!pattern.empty(), "nothing is left of the added token \"", token.content,
+            "\" after normalization; remove it or set its \"normalized\" to false");
+    const auto [place, is_new] = kept.try_emplace(std::move(pattern), &token);
+    if (!is_new && token.id < place->second->id) place->second = &token;
   }
-  for (const auto& [pattern, i] : kept) {
-    tokens_.push_back(tokens[i]);
+  for (const auto& [pattern, token] : kept) {
+    tokens_.push_back(*token);
     patterns_.emplace_back(pattern);
     first_[static_cast<uint8_t>(pattern[0])] = true;
   }

@@ -28,24 +28,11 @@ size_t window_end(std::string_view text, size_t begin) {
   return text.size();
 }
 
-// The added tokens that are looked for in the text as it comes, or after normalization.
-AddedTokenMatcher matcher(const std::vector<AddedToken>& all, const Normalizer* normalizer) {
-  std::vector<AddedToken> tokens;
-  std::vector<std::string> patterns;
+AddedTokenMatcher normalized_tokens(const std::vector<AddedToken>& tokens, const Normalizer& normalizer) {
   Normalizer::Buffers buffers;
-  for (const AddedToken& token : all) {
-    require(utf8::find_invalid(token.content) == std::string_view::npos, "the added token of id ", token.id,
-            " is not valid UTF-8");
-    require(token.id >= 0, "the added token \"", token.content, "\" has the id ", token.id);
-    if (token.normalized != (normalizer != nullptr)) continue;
-    tokens.push_back(token);
-    patterns.emplace_back(normalizer == nullptr ? std::string_view(token.content)
-                                                : normalizer->apply(token.content, true, true, buffers));
-    // `tokenizers` would find it between any two characters.
-    require(!patterns.back().empty() || token.content.empty(), "nothing is left of the added token \"",
-            token.content, "\" after normalization; remove it or set its \"normalized\" to false");
-  }
-  return {tokens, patterns};
+  return AddedTokenMatcher(tokens, [&](std::string_view content) {
+    return std::string(normalizer.apply(content, true, true, buffers));
+  });
 }
 
 }  // namespace
@@ -55,8 +42,8 @@ struct Subword::Tables {
       : model(std::move(model_)),
         normalizer(std::move(options.normalizer)),
         splits(std::move(options.splits)),
-        raw(matcher(options.added_tokens, nullptr)),
-        normalized(matcher(options.added_tokens, &normalizer)),
+        raw(options.added_tokens),
+        normalized(normalized_tokens(options.added_tokens, normalizer)),
         vocab_size(options.vocab_size) {
     // Each step is a call within the one before it.
     require(splits.size() <= kMostSteps, "a pre-tokenizer of ", splits.size(), " steps; at most ", kMostSteps,
@@ -134,56 +121,26 @@ class Subword::Encoding {
         stop_(stop) {}
 
   void text(std::string_view text) {
-    size_t begin = 0;   // of what is not encoded yet
-    size_t from = 0;    // where the search for added tokens goes on
-    size_t until = 0;   // the end of the window
-    bool first = true;  // whether what is not encoded starts a piece between added tokens
-    while (begin < text.size() || from < text.size()) {
-      if (stop_ != nullptr && stop_->poll()) return;
-      if (std::max(begin, from) >= until)
-        until = t_.divisible ? window_end(text, std::max(begin, from)) : text.size();
-      AddedTokenMatcher::Match match;
-      const bool found = t_.raw.find(text, from, until, begin, &match, &from);
-      const size_t end = found ? match.begin : until;
-      if (begin < end) {
-        const bool last = found || end == text.size();
-        if (!piece(text.substr(begin, end - begin), begin == 0, first, last)) return;
-        first = false;
-      }
-      begin = std::max(begin, end);
-      if (found) {
-        if (!take(match)) return;
-        begin = match.end;
-        from = match.next;
-        first = true;
-      }
-    }
+    between_added_tokens(
+        t_.raw, text, ids_, most_, stop_,
+        [&](size_t begin) { return t_.divisible ? window_end(text, begin) : text.size(); },
+        [&](size_t begin, size_t end, bool first, bool last) {
+          return piece(text.substr(begin, end - begin), begin == 0, first, last);
+        });
   }
 
  private:
-  // Returns false if no more ids are wanted.
-  bool take(const AddedTokenMatcher::Match& match) {
-    // A match whose text another one's rstrip has swallowed leaves nothing.
-    if (match.begin < match.end) ids_.push_back(match.id);
-    return ids_.size() <= most_;
-  }
-
   bool piece(std::string_view text, bool start, bool first, bool last) {
     const size_t invalid = utf8::find_invalid(text);
     require(invalid == std::string_view::npos, "the text is not valid UTF-8 (",
             text.size() - std::min(invalid, text.size()), " bytes before its end)");
     w_.longest = std::max(w_.longest, text.size());
     text = t_.normalizer.apply(text, first, last, w_.normalizer);
-    size_t begin = 0, from = 0;
-    AddedTokenMatcher::Match match;
-    while (t_.normalized.find(text, from, text.size(), begin, &match, &from)) {
-      if (begin < match.begin && !split(0, text.substr(begin, match.begin - begin), start && begin == 0))
-        return false;
-      if (!take(match)) return false;
-      begin = match.end;
-      from = match.next;
-    }
-    return begin >= text.size() || split(0, text.substr(begin), start && begin == 0);
+    return between_added_tokens(
+        t_.normalized, text, ids_, most_, stop_, [&](size_t) { return text.size(); },
+        [&](size_t begin, size_t end, bool, bool) {
+          return split(0, text.substr(begin, end - begin), start && begin == 0);
+        });
   }
 
   // The steps from `step` on. `start`: the text starts where the caller's does.

@@ -43,65 +43,39 @@ Trie vocabulary_trie(const std::vector<std::string>& vocab) {
   return Trie(std::move(entries));
 }
 
-// The added tokens that are looked for in the text as it comes, or in normalized text.
-struct AddedTokens {
-  AddedTokens(const WordPieceOptions& options, bool normalized) {
-    for (const AddedToken& token : options.added_tokens) {
-      require(utf8::find_invalid(token.content) == std::string_view::npos, "the added token of id ", token.id,
-              " is not valid UTF-8");
-      require(token.id >= 0, "the added token \"", token.content, "\" has the id ", token.id);
-      if (token.normalized != normalized) continue;
-      tokens.push_back(token);
-      patterns.push_back(token.content);
-    }
-    if (!normalized || tokens.empty()) return;
-    const CharMap map(normalizer_of(options), Triggers{});
-    MarkBuffer marks;
-    for (std::string& pattern : patterns) {
-      std::string text;
-      map.normalize(pattern, marks, text);
-      // `tokenizers` would find it between any two characters and cut every word into single ones.
-      require(!text.empty() || pattern.empty(), "nothing is left of the added token \"", pattern,
-              "\" after normalization; remove it or set its \"normalized\" to false");
-      pattern = std::move(text);
-    }
-  }
+AddedTokenMatcher normalized_tokens(const WordPieceOptions& options) {
+  const CharMap map(normalizer_of(options), Triggers{});
+  MarkBuffer marks;
+  return AddedTokenMatcher(options.added_tokens, [&](std::string_view content) {
+    std::string text;
+    map.normalize(content, marks, text);
+    return text;
+  });
+}
 
-  Triggers triggers() const {
-    Triggers result{};
-    for (const std::string& pattern : patterns) {
-      if (!pattern.empty() && is_ascii_punctuation(pattern[0]))
-        result[static_cast<uint8_t>(pattern[0])] = true;
-    }
-    return result;
-  }
-
-  bool all_start_with_punctuation() const {
-    return std::all_of(patterns.begin(), patterns.end(), [](const std::string& pattern) {
-      return pattern.empty() || is_ascii_punctuation(pattern[0]);
-    });
-  }
-
-  std::vector<AddedToken> tokens;
-  std::vector<std::string> patterns;
-};
+// The ASCII punctuation that tokens start with.
+Triggers triggers_of(const AddedTokenMatcher& tokens) {
+  Triggers result{};
+  for (uint8_t c = 0; c < result.size(); ++c)
+    result[c] = tokens.starts(c) && is_ascii_punctuation(static_cast<char>(c));
+  return result;
+}
 
 }  // namespace
 
 struct WordPiece::Tables {
-  explicit Tables(const WordPieceOptions& options) : Tables(options, AddedTokens(options, true)) {}
-
-  Tables(const WordPieceOptions& options, const AddedTokens& normalized_tokens)
+  explicit Tables(const WordPieceOptions& options)
       : vocab_size(options.vocab.size()),
         max_chars(options.max_chars_per_word),
         trie(vocabulary_trie(options.vocab)),
         first(trie.root()),
         continuing(trie.find(options.continuing_prefix)),
-        map(normalizer_of(options), normalized_tokens.triggers()),
-        normalized(normalized_tokens.tokens, normalized_tokens.patterns),
-        normalize_first(!normalized_tokens.all_start_with_punctuation()) {
-    const AddedTokens raw_tokens(options, false);
-    raw = std::make_unique<const AddedTokenMatcher>(raw_tokens.tokens, raw_tokens.patterns);
+        raw(options.added_tokens),
+        normalized(normalized_tokens(options)),
+        map(normalizer_of(options), triggers_of(normalized)) {
+    for (int byte = 0; byte < 256; ++byte)
+      normalize_first |=
+          normalized.starts(static_cast<uint8_t>(byte)) && !is_ascii_punctuation(static_cast<char>(byte));
     if (!normalized.empty()) plain = std::make_unique<const CharMap>(NormalizerOptions{}, Triggers{});
     const Trie::Node node = trie.find(options.unknown_token);
     require(node.ends_key(), "the unknown token \"", options.unknown_token, "\" is not in the vocabulary");
@@ -120,14 +94,13 @@ struct WordPiece::Tables {
   Trie::Node first;                    // where the first piece of a word starts
   Trie::Node continuing;               // and where the others do
   std::array<int32_t, 128> ascii_ids;  // of one ASCII character as a word: punctuation
-  CharMap map;
-
-  std::unique_ptr<const AddedTokenMatcher> raw;  // looked for in the text as it comes
+  AddedTokenMatcher raw;               // looked for in the text as it comes
   // Looked for in normalized text. To normalize all of a text first is slower than to do it on the way, and
   // if every one of these tokens starts with ASCII punctuation (as "<unk>" does) it is done only where a text
   // has such a character: CharKind::kTrigger.
   AddedTokenMatcher normalized;
-  bool normalize_first;
+  bool normalize_first = false;
+  CharMap map;
   std::unique_ptr<const CharMap> plain;  // for text that is normalized; null if there are no such tokens
 };
 
@@ -142,9 +115,10 @@ struct Work : Tokenizer::Buffers {
   std::string normalized;  // a whole text, where normalized added tokens are looked for
 };
 
-/// One call of WordPiece::encode.
-template <typename Tables>
-class Encoding {
+}  // namespace
+
+/// One call of encode.
+class WordPiece::Encoding {
  public:
   Encoding(const Tables& tables, Work& buffers, std::vector<int32_t>& ids, size_t limit, StopToken* stop)
       : t_(tables),
@@ -154,27 +128,10 @@ class Encoding {
         stop_(stop) {}
 
   void text(std::string_view text) {
-    const bool windowed = t_.normalized.empty();
-    size_t begin = 0;  // of what is not encoded yet
-    size_t from = 0;   // where the search for added tokens goes on
-    size_t until = 0;  // the end of the window
-    while (begin < text.size() || from < text.size()) {
-      if (stop_ != nullptr && stop_->poll()) return;
-      // Once a window, not once a match: the search for its end may read all that is left.
-      if (std::max(begin, from) >= until)
-        until = windowed ? window_end(text, std::max(begin, from)) : text.size();
-      AddedTokenMatcher::Match match;
-      const bool found = t_.raw->find(text, from, until, begin, &match, &from);
-      // White space that lstrip takes may be encoded already, at the end of a window: it has no ids.
-      const size_t end = found ? match.begin : until;
-      if (begin < end && !piece(text.substr(begin, end - begin))) return;
-      begin = std::max(begin, end);
-      if (found) {
-        if (!take(match)) return;
-        begin = match.end;
-        from = match.next;
-      }
-    }
+    between_added_tokens(
+        t_.raw, text, ids_, most_, stop_,
+        [&](size_t begin) { return t_.normalized.empty() ? window_end(text, begin) : text.size(); },
+        [&](size_t begin, size_t end, bool, bool) { return piece(text.substr(begin, end - begin)); });
   }
 
  private:
@@ -189,13 +146,6 @@ class Encoding {
     return text.size();
   }
 
-  // Returns false if no more ids are wanted.
-  bool take(const AddedTokenMatcher::Match& match) {
-    // A match whose text another one's rstrip has swallowed leaves nothing.
-    if (match.begin < match.end) ids_.push_back(match.id);
-    return ids_.size() <= most_;
-  }
-
   // Text between added tokens. Returns false if no more ids are wanted.
   bool piece(std::string_view text) {
     if (!t_.normalize_first) {
@@ -207,18 +157,11 @@ class Encoding {
     b_.normalized.clear();
     t_.map.normalize(text, b_.marks, b_.normalized);
     const std::string_view normalized = b_.normalized;
-    size_t begin = 0, from = 0;
-    AddedTokenMatcher::Match match;
-    while (t_.normalized.find(normalized, from, normalized.size(), begin, &match, &from)) {
-      if (begin < match.begin &&
-          words(*t_.plain, normalized.substr(begin, match.begin - begin)) == Outcome::kFull) {
-        return false;
-      }
-      if (!take(match)) return false;
-      begin = match.end;
-      from = match.next;
-    }
-    return words(*t_.plain, normalized.substr(begin)) == Outcome::kDone;
+    return between_added_tokens(
+        t_.normalized, normalized, ids_, most_, stop_, [&](size_t) { return normalized.size(); },
+        [&](size_t begin, size_t end, bool, bool) {
+          return words(*t_.plain, normalized.substr(begin, end - begin)) == Outcome::kDone;
+        });
   }
 
   Outcome words(const CharMap& map, std::string_view text) {
@@ -411,8 +354,6 @@ class Encoding {
   StopToken* stop_;
   size_t words_ = 0;
 };
-
-}  // namespace
 
 WordPiece::WordPiece(WordPieceOptions options) : tables_(std::make_unique<const Tables>(options)) {}
 WordPiece::~WordPiece() = default;

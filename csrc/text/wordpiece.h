@@ -39,6 +39,8 @@ class WordPiece final : public Tokenizer {
 
  private:
   struct Tables;
+  class Encoding;
+
   std::unique_ptr<const Tables> tables_;
 };
 
