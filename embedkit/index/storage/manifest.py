@@ -44,7 +44,7 @@ FORMAT = "embedkit-index"
 FORMAT_VERSION = 2
 WORDS_VERSION = 6
 METRICS = ("cosine", "dot")
-IDS_FILE = "keys"  # the name that format version 1 gave it
+IDS_FILE = "keys"  # ids were called keys once
 DOCUMENTS_FILE = "documents.sqlite"
 RAW_FILE = "vectors.raw"
 
@@ -266,7 +266,7 @@ def hash_file(path: Path) -> FileEntry:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read and check the manifest at ``path``; one of version 1 is converted to version 2.
+    """Read and check the manifest at ``path``.
 
     Raises:
         FileNotFoundError: no such file.
@@ -287,12 +287,12 @@ def parse_manifest(path: Path, content: bytes) -> Manifest:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise _damaged(path, "not the manifest of an embedkit index")
     version = data.get("format_version")
-    if version not in (1, FORMAT_VERSION) or isinstance(version, bool):
+    if version != FORMAT_VERSION or isinstance(version, bool):
         raise IndexDamagedError(
-            f"{path}: format version {version!r}, and this embedkit reads versions 1 and "
-            f"{FORMAT_VERSION}; open the index with the embedkit that built it, or build it again"
+            f"{path}: format version {version!r}, and this embedkit reads version {FORMAT_VERSION}; "
+            "open the index with the embedkit that built it, or build it again"
         )
-    return _Parser(path).manifest(_from_version_1(data) if version == 1 else data)
+    return _Parser(path).manifest(data)
 
 
 def altered(path: Path) -> IndexDamagedError:
@@ -305,31 +305,6 @@ def altered(path: Path) -> IndexDamagedError:
 def segment_from_json(path: Path, data: object) -> SegmentEntry:
     """The segment that ``asdict`` turned into ``data``; errors name ``path``."""
     return _Parser(path).segment(data)
-
-
-def _from_version_1(data: dict[str, Any]) -> dict[str, Any]:
-    """Version 1 had one Faiss file per segment, no tombstones, no kept vectors and no full-text index."""
-    segments = data.get("segments")
-    if not isinstance(segments, list):
-        return data
-    more = [
-        {
-            **segment,
-            "parts": [
-                {
-                    "file": "vectors.faiss",
-                    "rows": segment.get("rows"),
-                    "factory": data.get("factory"),
-                }
-            ],
-            "raw": "none",
-            "keywords": False,
-        }
-        if isinstance(segment, dict)
-        else segment
-        for segment in segments
-    ]
-    return {**data, "segments": more, "kept": "fp32"}
 
 
 def _damaged(path: Path, reason: str) -> IndexDamagedError:
