@@ -24,7 +24,16 @@ from ..errors import IndexExistsError
 from ..several import several_documents
 from ..storage.document_store import DocumentWriter
 from ..storage.factory import fitting_factory
-from ..storage.faiss_index import faiss_name, import_faiss, is_exact, ivf_of, read_index, short, write_index
+from ..storage.faiss_index import (
+    faiss_name,
+    import_faiss,
+    is_exact,
+    ivf_of,
+    layers,
+    read_index,
+    short,
+    write_index,
+)
 from ..storage.generation import Generation, open_generation
 from ..storage.layout import Writer
 from ..storage.manifest import DOCUMENTS_FILE, IDS_FILE, Metric, PartEntry, SegmentEntry, hash_file
@@ -111,7 +120,7 @@ def _read(path: Path) -> tuple[Any, list[int] | None]:
         )
     if index.ntotal == 0:
         raise InputError(str(path), "contains no vectors")
-    if _maps_inside(index):
+    if any(isinstance(layer, (faiss.IndexIDMap, faiss.IndexIDMap2)) for layer in layers(index)):
         raise InputError(
             str(path),
             "ids are mapped within its index (IDMap), where embedkit finds none; wrap the whole index as IDMap",
@@ -151,15 +160,6 @@ def _check_readable(path: Path, index: Any) -> None:
     ivf = ivf_of(index)
     if ivf is not None:
         ivf.set_direct_map_type(import_faiss().DirectMap.NoMap)  # which would be written with the lists
-
-
-def _maps_inside(index: Any) -> bool:
-    faiss = import_faiss()
-    if isinstance(index, faiss.IndexRefine):
-        return _maps_inside(faiss.downcast_index(index.base_index))
-    if isinstance(index, faiss.IndexPreTransform):
-        return _maps_inside(faiss.downcast_index(index.index))
-    return isinstance(index, (faiss.IndexIDMap, faiss.IndexIDMap2))
 
 
 def _lists_in_memory(ivf: Any) -> None:
