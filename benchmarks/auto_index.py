@@ -65,7 +65,10 @@ def main() -> None:
     from embedkit.index.auto.measure import timed_search
     from embedkit.index.auto.plot import plot
     from embedkit.index.auto.result import table_of
+    from embedkit.index.figure import check_plot
 
+    if options.plot:
+        check_plot(options.plot)
     machine, found = common.machine_info(), common.versions(["faiss-cpu", "numpy"])
     print(common.show_machine(machine, found))
     everything = clustered(
