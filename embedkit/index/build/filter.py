@@ -98,7 +98,7 @@ class Filter:
         for at, (name, group) in enumerate(zip(names, block, strict=True)):
             if at % _STORED_AT_ONCE == 0:
                 near = [name for name in names[at : at + _STORED_AT_ONCE] if isinstance(name, str)]
-                stored = self._fetch(base, chain.from_iterable(places.get(name, ()) for name in near))
+                stored = base.stored(chain.from_iterable(places.get(name, ()) for name in near))
             if not isinstance(name, str) or name in self._passed:
                 yield group
                 continue
@@ -114,17 +114,6 @@ class Filter:
                 else document
                 for document in group
             ]
-
-    @staticmethod
-    def _fetch(base: Generation, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], StoredDocument]:
-        by_segment: dict[int, list[int]] = {}
-        for number, row in places:
-            by_segment.setdefault(number, []).append(row)
-        return {
-            (number, row): document
-            for number, rows in by_segment.items()
-            for row, document in base.segments[number].documents.fetch(rows).items()
-        }
 
     def _encoded(self, document: Document, base: Generation, number: int, row: int) -> EncodedDocument:
         segment = base.segments[number]

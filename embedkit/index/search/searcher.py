@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
@@ -342,10 +343,7 @@ class Searcher:
         generation = self._open_generation()
         wanted = several_ids(ids)
         places = generation.places(wanted)
-        documents: dict[tuple[int, int], StoredDocument] = {}
-        for number, segment in enumerate(generation.segments):
-            rows = [row for several in places.values() for at, row in several if at == number]
-            documents.update({(number, row): item for row, item in segment.documents.fetch(rows).items()})
+        documents = generation.stored(chain.from_iterable(places.values()))
         return [documents[place] for name in wanted for place in places.get(name, ())]
 
     def __contains__(self, document_id: object) -> bool:
@@ -370,9 +368,8 @@ class Searcher:
         """All documents of the generation that is open now, in its order."""
         generation = self._open_generation()
         for segment in generation.segments:
-            for row, document, _ in segment.documents.scan():
-                if segment.alive(row):
-                    yield document
+            for _, document, _ in segment.living_documents():
+                yield document
 
     def __getstate__(self) -> dict[str, Any]:
         """The path and the settings: the receiver opens what is live there then."""
