@@ -45,7 +45,7 @@ from ..encoder import (
     own_max_length,
     own_overflow,
 )
-from ..errors import IndexDamagedError, IndexExistsError
+from ..errors import IndexDamagedError
 from ..prefetch import prefetch
 from ..several import several_documents
 from ..storage import faiss_index
@@ -73,6 +73,7 @@ from .resume import (
     discard,
     disk_errors,
     forget,
+    not_replaced,
     published_before,
     written_before,
 )
@@ -267,9 +268,7 @@ def _live(writer: Writer, mode: Mode, settings: BuildSettings, state: State | No
         return live
     check_replaced(writer.root, state, live)
     if live is not None and not settings.overwrite and published_before(state, live) is None:
-        raise IndexExistsError(
-            f"{writer.root}: an index exists there; pass --overwrite (overwrite=True) to replace it"
-        )
+        raise not_replaced(writer.root)
     return live
 
 

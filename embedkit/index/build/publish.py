@@ -17,7 +17,7 @@ from ..encoder import TextEncoder, describe_encoder, own_max_length, own_overflo
 from ..errors import ResumeError
 from ..storage.faiss_index import AUTO as AUTO_FACTORY
 from ..storage.faiss_index import AUTOMATIC, Int64Array, is_codes_alone
-from ..storage.faiss_part import bits_of
+from ..storage.faiss_part import bits_of, count_bits
 from ..storage.generation import Generation, by_segment
 from ..storage.ids import Ids
 from ..storage.layout import Writer
@@ -208,7 +208,7 @@ def tombstone(
             dead = bits_of(np.asarray(rows[number], np.int64), entry.rows)
             if segment.dead is not None:
                 dead |= segment.dead
-            deleted = int(np.unpackbits(dead).sum())
+            deleted = count_bits(dead)
             if deleted == entry.rows:
                 continue
             entry = replace(entry, tombstones=writer.write_tombstones(dead.tobytes(), deleted))

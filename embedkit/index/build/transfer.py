@@ -9,6 +9,7 @@ import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,8 @@ def import_faiss_file(
     documents: Iterable[str | Document] | None,
     *,
     metric: Metric,
-) -> int:
-    """Create an index from a Faiss file; see `Index.import_faiss`. Returns the number of its documents."""
+) -> None:
+    """Create an index from a Faiss file; see `Index.import_faiss`."""
     settings = BuildSettings(metric=metric)
     documents = None if documents is None else several_documents(documents)
     index, ids = _read(path)
@@ -94,7 +95,6 @@ def import_faiss_file(
         # factory "auto": segments added later, and compaction, take the kind of index that suits their size
         manifest = in_language_of(new_manifest(encoder, settings).with_segments((entry,)), entry)
         writer.publish(dated(manifest, writer.generation), {name: folder})
-    return rows
 
 
 def _read(path: Path) -> tuple[Any, list[int] | None]:
@@ -385,8 +385,8 @@ def export_faiss_file(root: Path, path: Path, settings: BuildSettings, report: R
             if not _copied(base, work / VECTORS_FILE):
                 _rebuilt(root, base, work, settings, report)
             with (work / IDS_FILE).open("x", encoding="utf-8") as file:
-                for row in rows.tolist():
-                    file.write(json.dumps(base.id(row), ensure_ascii=False) + "\n")
+                for name in chain.from_iterable(base.living_ids()):
+                    file.write(json.dumps(name, ensure_ascii=False) + "\n")
             with _taken(path, ids_path):
                 (work / VECTORS_FILE).replace(path)
                 (work / IDS_FILE).replace(ids_path)

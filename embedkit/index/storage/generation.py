@@ -331,11 +331,6 @@ class Generation:
             found += [(-score, start + row) for row, score in some]
         return [(row, -negative) for negative, row in sorted(found)[:limit]]
 
-    def id(self, row: int) -> str:
-        """The id of ``row``; ``IndexError`` if it does not exist."""
-        number, local = self._locate(row)
-        return self.segments[number].ids[local]
-
     def ids(self, rows: Int64Array) -> list[str]:
         """The ids of ``rows``; ``IndexError`` if one does not exist."""
         if len(rows) and (rows.min() < 0 or rows.max() >= self.rows):

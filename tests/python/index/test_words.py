@@ -24,7 +24,7 @@ from embedkit.index.words.titles import titles_of
 def rows_found(index: Index, query: str) -> list[str]:
     """The ids of the documents with words of ``query``, best first."""
     generation = index.generation
-    return [generation.id(row) for row, _ in generation.keywords(generation.asked(query), 100, None)]
+    return index.ids([row for row, _ in generation.keywords(generation.asked(query), 100, None)])
 
 
 def test_stop_words_are_left_out_of_queries_but_not_of_texts() -> None:
