@@ -270,7 +270,7 @@ def set_file(manifest: dict[str, Any], field: str, value: object) -> None:
         (lambda m: m.update(dimension=-1), "field 'dimension' is out of range"),
         (lambda m: m.update(dimension=10**30), "field 'dimension' is out of range"),
         (lambda m: m.update(dimension=33), "where|but the manifest says 3 of 33"),
-        (lambda m: m.update(metric="l2"), "unknown metric 'l2'"),
+        (lambda m: m.update(metric="l2"), "field 'metric' is 'l2', not one of cosine, dot"),
         (lambda m: m.update(documents=4), "do not add up"),
         (lambda m: m.update(generation=7), "says it is generation 7"),
         (lambda m: m.update(segments=[]), "do not add up"),
