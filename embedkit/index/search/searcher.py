@@ -18,7 +18,7 @@ from ...forking import fork_lock
 from ..encoder import LazyEncoder, TextEncoder, check_encoder, query_steps
 from ..several import several_ids
 from ..storage.document_store import StoredDocument
-from ..storage.faiss_gpu import faiss_gpu
+from ..storage.faiss_gpu import faiss_gpu, gpu_number
 from ..storage.faiss_index import Float32Array, Int64Array, faiss_threads
 from ..storage.faiss_part import FaissPart
 from ..storage.filters import Where
@@ -26,7 +26,6 @@ from ..storage.generation import Generation, open_generation
 from ..storage.manifest import RAW_FILE, Manifest, truncated_of
 from ..storage.search_parameters import SearchParameters
 from ..words.languages import NONE
-from .device import gpu_number
 from .grouping import best_of_documents
 from .hits import Hit, to_hits
 from .pipeline import SearchStats, overlapped
