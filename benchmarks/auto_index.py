@@ -64,7 +64,11 @@ def main() -> None:
     from embedkit.index.auto import Truth, apply, choose, fastest_parameters
     from embedkit.index.auto.measure import timed_search
     from embedkit.index.auto.plot import plot
+    from embedkit.index.auto.result import table_of
+    from embedkit.index.figure import check_plot
 
+    if options.plot:
+        check_plot(options.plot)
     machine, found = common.machine_info(), common.versions(["faiss-cpu", "numpy"])
     print(common.show_machine(machine, found))
     everything = clustered(
@@ -72,7 +76,7 @@ def main() -> None:
     )
     vectors, queries = everything[: options.rows], everything[options.rows :]
     choice = choose(vectors, target_recall=options.target_recall, seconds=options.seconds)
-    print("\n".join(["", *choice.lines(), ""]))
+    print("\n".join(["", *table_of(choice.to_dict()), ""]))
 
     faiss.omp_set_num_threads(1)
     exact = faiss.IndexFlatIP(options.dimension)

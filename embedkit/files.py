@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO
@@ -16,6 +17,7 @@ __all__ = [
     "file_sha256",
     "fsync",
     "fsync_files",
+    "link_or_copy",
     "reason_of",
     "write_atomically",
 ]
@@ -64,6 +66,14 @@ def fsync_files(folder: Path) -> None:
     for path in folder.iterdir():
         fsync(path)
     fsync(folder)
+
+
+def link_or_copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Make ``target`` the same file as ``source``, which must not change, or a copy where that cannot be."""
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
 
 
 def write_atomically(

@@ -25,10 +25,10 @@ from .common import (
     EXIT_OK,
     EXIT_USAGE,
     CommandError,
+    add_encoder,
     add_index_model,
     add_language,
     add_max_memory,
-    add_prompts,
     add_threads,
     complain,
     duration,
@@ -54,7 +54,7 @@ from .outcome import (
     truncated,
 )
 from .terminal import ProgressBar, printable
-from .tune import add_plot, add_target
+from .tune import add_plot
 
 if TYPE_CHECKING:
     from ..documents.errors import OnError
@@ -90,13 +90,7 @@ def add_commands(commands: Any) -> None:
         "-o", "--output", required=True, metavar="INDEX", type=index_folder, help="folder to write to"
     )
     build.add_argument("--overwrite", action="store_true", help="replace an existing index")
-    build.add_argument("--model", metavar="M", help="model folder or Hub id (default: the built-in model)")
-    add_prompts(build)
-    build.add_argument(
-        "--precision",
-        default="auto",
-        help="fp32, bf16 or int8, on CUDA also fp16 or fp8; auto (default): the model's own, on CUDA a 16-bit type",
-    )
+    add_encoder(build)
     build.add_argument("--device", default="cpu", help="device to encode on: cpu (default), cuda, cuda:1, …")
     build.add_argument(
         "--factory",
@@ -104,10 +98,11 @@ def add_commands(commands: Any) -> None:
         help="Faiss index: Flat, IVF1024,Flat, …; auto (default) is Flat below 20,000 documents, else IVF; "
         "auto-int8 the same in a byte a column, auto-int6 in six bits: the default of models made for that",
     )
-    add_target(
-        build,
-        None,
-        "with --factory auto: measure several kinds of index, and build the fastest whose recall@10 reaches R "
+    build.add_argument(
+        "--target-recall",
+        type=float,
+        metavar="R",
+        help="with --factory auto: measure several kinds of index, and build the fastest whose recall@10 reaches R "
         "(e.g. 0.95) within --max-memory",
     )
     add_plot(build)

@@ -35,6 +35,7 @@ __all__ = [
     "TASKS",
     "CommandError",
     "Parser",
+    "add_encoder",
     "add_index_model",
     "add_language",
     "add_max_memory",
@@ -236,6 +237,17 @@ def byte_size(text: str) -> int:
 def add_index_model(command: argparse.ArgumentParser) -> None:
     """Add ``--model`` of the commands that encode for an index."""
     command.add_argument("--model", metavar="MODEL", help="path of the index's model, if it was moved")
+
+
+def add_encoder(command: argparse.ArgumentParser, more: str = "") -> None:
+    """Add ``--model``, the prompts (their help ends with ``more``) and ``--precision`` of the commands that encode."""
+    command.add_argument("--model", metavar="M", help="model folder or Hub id (default: the built-in model)")
+    add_prompts(command, more)
+    command.add_argument(
+        "--precision",
+        default="auto",
+        help="fp32, bf16 or int8, on CUDA also fp16 or fp8; auto (default): the model's own, on CUDA a 16-bit type",
+    )
 
 
 def add_prompts(command: argparse._ActionsContainer, more: str = "", **options: Any) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 from ..arguments import check_positive
 from ..documents import InputError
 from ..documents.readers import FORMATS, Corpus
+from ..files import link_or_copy
 from ..index import BuildError, BuildSettings, Index
-from ..index.build.change import link_or_copy
 from ..index.build.memory import DEFAULT_MAX_MEMORY
 from ..index.build.publish import storage_of
 from ..index.evaluate import Judgments, Measured, Search, evaluate, read_judgments, read_pairs

@@ -14,10 +14,10 @@ from ..arguments import check_positive
 from ..documents import InputError
 from ..documents.readers import Corpus
 from ..index import Index, SearchStats, rerank
-from ..index.search.device import check_device
 from ..index.search.hits import hit_fields
 from ..index.search.hybrid import check_weight
 from ..index.search.rerank import CANDIDATES
+from ..index.storage.faiss_gpu import check_gpu
 from .common import (
     EXIT_OK,
     EXIT_USAGE,
@@ -143,7 +143,7 @@ def _query(arguments: argparse.Namespace) -> int:
             EXIT_USAGE, "--candidates is how many documents --rerank reranks: it needs both options"
         )
     try:
-        check_device(arguments.device)
+        check_gpu(arguments.device)
     except (ValueError, ImportError, RuntimeError) as error:  # wrong usage, as for build
         raise CommandError(EXIT_USAGE, str(error)) from None
     reranker = open_reranker(arguments.rerank, arguments.threads)

@@ -16,9 +16,9 @@ from ..index.storage.manifest import ReadingEntry
 from ..index.sync import FolderSettings, sync
 from .common import (
     EXIT_OK,
+    add_encoder,
     add_index_model,
     add_max_memory,
-    add_prompts,
     add_threads,
     given,
     in_time,
@@ -74,13 +74,7 @@ def add_commands(commands: Any) -> None:
     )
     again.set_defaults(run=_reembed)
     again.add_argument("index", metavar="INDEX", type=index_folder, help="index folder")
-    again.add_argument("--model", metavar="M", help="model folder or Hub id (default: the built-in model)")
-    add_prompts(again, "; the same model keeps that of the index")
-    again.add_argument(
-        "--precision",
-        default="auto",
-        help="fp32, bf16 or int8, on CUDA also fp16 or fp8; auto (default): the model's own, on CUDA a 16-bit type",
-    )
+    add_encoder(again, "; the same model keeps that of the index")
     again.add_argument("--max-length", type=int, metavar="TOKENS", help=same)
     again.add_argument("--on-overflow", choices=("truncate", "error", "window"), help=same)
     again.add_argument("--device", default="cpu", help="device to encode on: cpu (default), cuda, cuda:1, …")

@@ -126,7 +126,6 @@ class ProgressBar:
         self._total_bytes = total_bytes
         self._stage = ""
         self._done = 0
-        self._total: int | None = 0
         self._bar: Any = None
 
     def __enter__(self) -> ProgressBar:
@@ -148,7 +147,7 @@ class ProgressBar:
         by_bytes = progress.stage == "encode" and bool(self._total_bytes)
         if progress.stage != self._stage:
             self._start(progress, by_bytes)
-        if self._total is None:
+        if progress.stage == "train":
             self._bar.refresh()
             return
         elapsed = max(self._bar.format_dict["elapsed"], 1e-9)
@@ -167,17 +166,16 @@ class ProgressBar:
         self._done = progress.done  # what an interrupted command has done counts for no rate
         # Faiss trains in one step, which says nothing before its end: no bar, rather than one that stays at 0 %
         trains = progress.stage == "train"
-        self._total = 0 if trains else self._total_bytes if by_bytes else progress.total
+        total = self._total_bytes if by_bytes else progress.total
         told = (
             f"training on {progress.total:,} vectors"
             if trains and progress.total
             else _STAGES[progress.stage]
         )
-        shape = _COUNTED if self._total is None else _ONE_STEP if trains else _BAR
-        self._total = None if trains else self._total or 0
+        shape = _ONE_STEP if trains else _COUNTED if total is None else _BAR
         size = shutil.get_terminal_size()  # tqdm takes 0 for a terminal of unknown size
         self._bar = tqdm(
-            total=self._total or None,
+            total=None if trains else total or None,
             desc=told,
             bar_format=shape,
             unit=" ",

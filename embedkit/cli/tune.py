@@ -21,12 +21,7 @@ from .common import (
     show,
 )
 
-__all__ = ["add_commands", "add_plot", "add_target"]
-
-
-def add_target(command: argparse.ArgumentParser, default: float | None, help: str) -> None:
-    """Add ``--target-recall``."""
-    command.add_argument("--target-recall", type=float, default=default, metavar="R", help=help)
+__all__ = ["add_commands", "add_plot"]
 
 
 def add_plot(command: argparse.ArgumentParser) -> None:
@@ -41,7 +36,13 @@ def add_commands(commands: Any) -> None:
     tune = commands.add_parser("tune", help="find the nprobe or ef that reaches a recall")
     tune.set_defaults(run=_tune)
     tune.add_argument("index", metavar="INDEX", type=given, help="index folder")
-    add_target(tune, 0.95, "target recall@10 against exact search (default: 0.95)")
+    tune.add_argument(
+        "--target-recall",
+        type=float,
+        default=0.95,
+        metavar="R",
+        help="target recall@10 against exact search (default: 0.95)",
+    )
     tune.add_argument(
         "--queries",
         type=given,

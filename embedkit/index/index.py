@@ -21,10 +21,10 @@ from .build import change, transfer
 from .build.memory import DEFAULT_MAX_MEMORY
 from .build.settings import BuildSettings, Mode, Report, Written
 from .encoder import TextEncoder, check_reading, opened
-from .search.device import check_device
 from .search.queries import Queries, are_vectors, query_texts, query_vectors
 from .search.searcher import PathLike, Searcher, encoded
 from .search.verify import verify
+from .storage.faiss_gpu import check_gpu
 from .storage.faiss_index import AUTO, faiss_threads
 from .storage.filters import Where
 from .storage.manifest import Metric, Raw
@@ -87,7 +87,7 @@ class Index(Searcher):
         """
         if threads is not None:
             check_threads(threads)
-        check_device(device)
+        check_gpu(device)
         if half and device == "cpu":
             raise ValueError("half=True stores vectors in float16 on a GPU: give device='cuda', too")
         index = cls.__new__(cls)

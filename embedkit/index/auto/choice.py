@@ -15,7 +15,6 @@ from dataclasses import replace
 import numpy as np
 
 from ..storage.faiss_index import AUTO, Float32Array, import_faiss, resolve_factory
-from .measure import check_recall
 from .result import Choice, Measured
 from .trials import OVER_MEMORY, Trials, least_bytes
 
@@ -25,7 +24,7 @@ SAMPLE_ROWS = 100_000
 """Maximum number of vectors that candidates are built from."""
 
 QUERIES = 1000
-"""Queries held out of the sample if none are given."""
+"""Queries held out of the sample."""
 
 SECONDS = 120.0
 """Default time for trying candidates."""
@@ -65,7 +64,6 @@ def choose(
     rows: int | None = None,
     target_recall: float = 0.95,
     max_memory: int | None = None,
-    queries: Float32Array | None = None,
     seconds: float = SECONDS,
     threads: int | None = None,
     progress: Callable[[str], None] | None = None,
@@ -74,66 +72,51 @@ def choose(
 
     Args:
         sample: (n, dimension) float32, all vectors or a random sample of them; more than `SAMPLE_ROWS` and the
-            queries are sampled again, always the same way. Similarity is the inner product.
+            queries, up to 1,000 of them, are sampled again, always the same way. Similarity is the inner product.
         rows: the number of vectors to index; ``None``: n.
         target_recall: recall@10 to reach against exact search, above 0, at most 1.
         max_memory: bytes that the index may take.
-        queries: (q, dimension); ``None``: up to 1,000 vectors are held out of the sample.
         seconds: after this time no candidate is started and HNSW is abandoned; Flat and ``IVF…,Flat`` are always
             measured.
         threads: for building; searches are timed on one thread.
         progress: called with the factory string before each candidate.
 
     Raises:
-        ValueError: ``target_recall``, ``max_memory`` or ``rows`` is out of range, there are no vectors, or the
-            queries have another dimension.
+        ValueError: no index fits ``max_memory``.
     """
-    check_recall(target_recall)
-    if max_memory is not None and max_memory < 1:
-        raise ValueError(f"max_memory must be at least 1 byte, not {max_memory}")
-    given, dimension = sample.shape
-    if given == 0:
-        raise ValueError("there are no vectors to choose an index for")
-    rows = given if rows is None else rows
-    if rows < given:
-        raise ValueError(f"rows must be at least the {given} vectors given, not {rows}")
-    if queries is not None and (queries.ndim != 2 or queries.shape[1] != dimension or not len(queries)):
-        raise ValueError(
-            f"the queries have the shape {queries.shape}, expected (q, {dimension}) like the vectors"
-        )
-    vectors, asked = _split(sample, queries)
+    rows = len(sample) if rows is None else rows
+    vectors, asked = _split(sample)
     trials = Trials(
         rows,
         vectors,
         asked,
-        scaled=rows > len(vectors) + (len(asked) if queries is None else 0),
+        scaled=rows > len(vectors) + len(asked),
         target=target_recall,
         max_memory=max_memory,
         threads=threads,
         deadline=time.monotonic() + seconds,
     )
     table = []
-    for factory in candidates(rows, dimension):
+    for factory in candidates(rows, sample.shape[1]):
         if progress is not None:
             progress(factory)
         table.append(trials.candidate(factory))
-    return _decide(table, trials, held_out=queries is None)
+    return _decide(table, trials)
 
 
-def _split(vectors: Float32Array, queries: Float32Array | None) -> tuple[Float32Array, Float32Array]:
+def _split(vectors: Float32Array) -> tuple[Float32Array, Float32Array]:
     """Vectors to build from, and queries; deterministic."""
     rows = len(vectors)
-    held_out = 0 if queries is not None else min(QUERIES, max(1, rows // 10))
+    if rows == 1:
+        return vectors, vectors
+    held_out = min(QUERIES, max(1, rows // 10))
     wanted = min(rows, SAMPLE_ROWS + held_out)
     chosen = np.random.default_rng(_SEED).permutation(rows)[:wanted]
-    if queries is not None or rows == 1:
-        sample = np.ascontiguousarray(vectors[np.sort(chosen)], np.float32)
-        return sample, sample if queries is None else np.ascontiguousarray(queries, np.float32)
-    asked = np.ascontiguousarray(vectors[np.sort(chosen[:held_out])], np.float32)
-    return np.ascontiguousarray(vectors[np.sort(chosen[held_out:])], np.float32), asked
+    asked = vectors[np.sort(chosen[:held_out])]
+    return vectors[np.sort(chosen[held_out:])], asked
 
 
-def _decide(table: list[Measured], trials: Trials, *, held_out: bool) -> Choice:
+def _decide(table: list[Measured], trials: Trials) -> Choice:
     good = [one for one in table if not one.note and one.ms is not None]
     fitting = [one for one in table if one.note != OVER_MEMORY and one.recall is not None]
     if good:
@@ -163,6 +146,5 @@ def _decide(table: list[Measured], trials: Trials, *, held_out: bool) -> Choice:
         rows=trials.rows,
         sample_rows=len(trials.sample) if trials.scale > 1 else trials.rows,
         queries=len(trials.queries),
-        held_out=held_out,
         table=tuple(marked if one is chosen else one for one in table),
     )

@@ -49,7 +49,7 @@ def plot(
         ImportError: matplotlib is not installed.
         ValueError: as `check_plot`.
     """
-    check_plot(path)
+    check_plot(path)  # again: a build may have made an index in its folder
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5), dpi=120, layout="constrained")

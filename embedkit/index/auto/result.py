@@ -64,8 +64,7 @@ class Choice:
         max_memory: bytes that the index may take; ``None``: any.
         rows: vectors to index.
         sample_rows: vectors that the candidates were built from.
-        queries: the number of queries.
-        held_out: the queries are vectors held out of the sample; none were given.
+        queries: the number of queries, vectors held out of the sample.
         table: all candidates, the chosen one among them.
     """
 
@@ -76,7 +75,6 @@ class Choice:
     rows: int
     sample_rows: int
     queries: int
-    held_out: bool
     table: tuple[Measured, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,23 +87,17 @@ class Choice:
             "rows": self.rows,
             "sample_rows": self.sample_rows,
             "queries": self.queries,
-            "held_out": self.held_out,
             "table": [
                 {**one.to_json(), "points": [point.to_json() for point in frontier(one.points)]}
                 for one in self.table
             ],
         }
 
-    def lines(self) -> list[str]:
-        """The table as text, a line per candidate."""
-        return table_of(self.to_dict())
-
 
 def table_of(choice: Mapping[str, Any]) -> list[str]:
-    """`Choice.lines` of a stored choice: ``info()["tuning"]`` of an index."""
+    """A stored choice as text, a line per candidate: ``info()["tuning"]`` of an index."""
     rows, sample_rows, table = choice["rows"], choice["sample_rows"], choice["table"]
-    source = "held-out vectors" if choice["held_out"] else "given queries"
-    head = f"recall@10 ≥ {choice['target_recall']:g} of {choice['queries']:,} {source}, on "
+    head = f"recall@10 ≥ {choice['target_recall']:g} of {choice['queries']:,} held-out vectors, on "
     if rows > sample_rows:
         head += f"{sample_rows:,} of {rows:,} vectors; ~ marks estimates for all"
     else:

@@ -27,7 +27,9 @@ from ..storage.faiss_index import (
     import_faiss,
     inverted_lists,
     ivf_of,
+    layers,
     train,
+    transforms,
 )
 from ..storage.search_parameters import SearchParameters
 from .measure import FINAL_CALLS, K, Point, Truth, fastest_parameters, timed_search
@@ -187,41 +189,30 @@ class Trials:
     def _train(self, index: Any) -> None:
         """Train; the centroids are found once and shared, as all kinds have the same lists."""
         faiss = import_faiss()
-        base = _base(index)
-        ivf = ivf_of(base)
+        ivf = ivf_of(index)
+        rotation = next(transforms(index), None)
         chosen = np.random.default_rng(_SEED).permutation(len(self.sample))[:_TRAINING_ROWS]
         vectors = self.sample[np.sort(chosen)]
         if ivf is not None and self._centroids is not None:
             centroids = self._centroids
-            if isinstance(base, faiss.IndexPreTransform):
-                rotation = faiss.downcast_VectorTransform(base.chain.at(0))
+            if rotation is not None:
                 rotation.train(vectors)
                 centroids = rotation.apply(centroids)
             faiss.downcast_index(ivf.quantizer).add(centroids)
         elif ivf is not None:
             ivf.cp.min_points_per_centroid = 1  # no warning on stderr about a small sample
         train(index, vectors)
-        if self._centroids is None and ivf is not None and not isinstance(base, faiss.IndexPreTransform):
+        if self._centroids is None and ivf is not None and rotation is None:
             self._centroids = faiss.downcast_index(ivf.quantizer).reconstruct_n(0, ivf.nlist)
-
-
-def _base(index: Any) -> Any:
-    faiss = import_faiss()
-    return faiss.downcast_index(index.base_index) if isinstance(index, faiss.IndexRefine) else index
 
 
 def least_bytes(factory: str, dimension: int) -> int:
     """Least bytes per vector: its codes, including those of a refinement."""
     index = create_index(factory, dimension)
     faiss = import_faiss()
-    base = _base(index)
-    storage = base
-    if isinstance(base, faiss.IndexHNSW):
-        storage = faiss.downcast_index(base.storage)
-    elif isinstance(base, faiss.IndexPreTransform):
-        storage = faiss.downcast_index(base.index)
-    size = int(storage.code_size)
-    if index is not base:
+    *_, coded = layers(index)
+    size = int(coded.code_size)
+    if isinstance(index, faiss.IndexRefine):
         size += int(faiss.downcast_index(index.refine_index).code_size)
     return size
 

@@ -14,7 +14,7 @@ from ..storage.generation import Generation
 from ..storage.raw import exact_search
 from ..storage.search_parameters import SearchParameters
 from ..storage.vectors import normalize_rows
-from .measure import FINAL_CALLS, K, Point, Truth, check_recall, smallest, timed_search
+from .measure import FINAL_CALLS, K, Point, Truth, smallest, timed_search
 
 __all__ = ["Tuned", "tune"]
 
@@ -73,21 +73,16 @@ def tune(generation: Generation, target_recall: float, queries: Float32Array | N
     """Find the smallest nprobe or ef that reaches ``target_recall``; changes nothing.
 
     Args:
-        generation: the index.
-        target_recall: recall@10 against exact search, above 0, at most 1.
+        generation: the index, with nprobe or ef.
+        target_recall: recall@10 against exact search, as `check_recall` accepts it.
         queries: (q, dimension), normalized if the metric is cosine; ``None``: up to 1,000 stored vectors. Real
             queries are distributed differently from documents and often need more lists: give some if you can.
 
     Raises:
-        ValueError: ``target_recall`` is out of range, or the index has neither nprobe nor ef, or no documents.
+        ValueError: the index has no documents, or only one.
     """
-    check_recall(target_recall)
-    most = generation.nlist
-    kind, start = ("nprobe", 1) if most else ("ef", K)
-    if not most:
-        if not generation.ef:
-            raise ValueError("the index compares every vector: there is no nprobe or ef to tune")
-        most = min(_MOST_EF, max(K, generation.manifest.documents))
+    kind, start = ("nprobe", 1) if generation.nlist else ("ef", K)
+    most = generation.nlist or min(_MOST_EF, max(K, generation.manifest.documents))
     living = generation.living_rows()
     if not len(living):
         raise ValueError("the index holds no documents to tune it with")
@@ -98,19 +93,18 @@ def tune(generation: Generation, target_recall: float, queries: Float32Array | N
         queries = generation.vectors(own)
         if generation.manifest.metric == "cosine":  # vectors kept as int8 are not quite normalized
             queries = normalize_rows(queries)
-    asked = queries
     k = min(K, len(living) - bool(len(own)))
     if k < 1:
         raise ValueError("the index holds one document: there is nothing to tune")
     extra = k + bool(len(own))
-    exact = _without(exact_search(asked, extra, living, generation.vectors)[1], own)
-    truth = Truth(asked, exact, generation.vectors)
+    exact = _without(exact_search(queries, extra, living, generation.vectors)[1], own)
+    truth = Truth(queries, exact, generation.vectors)
 
     def measured(value: int, calls: int = 1) -> Point:
         parameters = SearchParameters(**{kind: value})
         complete = generation.with_defaults(parameters)
-        found, seconds = timed_search(lambda: generation.search(asked, extra, complete)[1], calls)
-        return Point(parameters, *truth.recalls(_without(found, own)), 1e3 * seconds / len(asked))
+        found, seconds = timed_search(lambda: generation.search(queries, extra, complete)[1], calls)
+        return Point(parameters, *truth.recalls(_without(found, own)), 1e3 * seconds / len(queries))
 
     point, points = smallest(measured, target_recall, most, start=start)
     best = point or max(points, key=lambda one: (one.recall, -one.ms))
@@ -119,7 +113,7 @@ def tune(generation: Generation, target_recall: float, queries: Float32Array | N
     if point is None:
         _log.warning("no %s reaches recall@10 %g; %d reaches %.4f", kind, target_recall, value, final.recall)
     shown = [final if one.parameters == final.parameters else one for one in points]
-    return Tuned(final, point is not None, target_recall, len(asked), bool(len(own)), shown)
+    return Tuned(final, point is not None, target_recall, len(queries), bool(len(own)), shown)
 
 
 def _without(found: Int64Array, own: Int64Array) -> Int64Array:

@@ -45,7 +45,7 @@ from ..encoder import (
     own_max_length,
     own_overflow,
 )
-from ..errors import IndexDamagedError, IndexExistsError
+from ..errors import IndexDamagedError
 from ..prefetch import prefetch
 from ..several import several_documents
 from ..storage import faiss_index
@@ -73,6 +73,7 @@ from .resume import (
     discard,
     disk_errors,
     forget,
+    not_replaced,
     published_before,
     written_before,
 )
@@ -85,6 +86,13 @@ __all__ = ["build"]
 
 _CHUNKS_AHEAD = 2
 _REPLACING = ("upsert", "sync")
+_WHAT: dict[Mode, str] = {
+    "build": "the build",
+    "add": "adding",
+    "upsert": "the upsert",
+    "sync": "the sync",
+    "reembed": "encoding again",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,28 +156,9 @@ def build(
 ) -> Written:
     """Build, add or upsert; see `Index.build`, `Index.add` and `Index.upsert`."""
     documents = several_documents(documents)
-    if not hasattr(encoder, "encode_document"):
-        raise TypeError(
-            f"encoder must be an encoder such as embedkit.Encoder(...), not {type(encoder).__name__}"
-        )
-    # a bad string fails now, not after hours of encoding
-    faiss_index.faiss_name(root)
-    if settings.factory not in faiss_index.AUTOMATIC:
-        faiss_index.create_index(settings.factory, encoder.get_embedding_dimension())
-    else:
-        faiss_index.import_faiss()
-    if mode == "build" and isinstance(documents, (list, tuple)) and settings.passages is None:
-        check_rows(settings.factory, len(documents))
-    faiss_budget(settings.max_memory)
-    what = {
-        "build": "the build",
-        "add": "adding",
-        "upsert": "the upsert",
-        "sync": "the sync",
-        "reembed": "encoding again",
-    }[mode]
+    _check_call(root, documents, encoder, mode, settings)
     with (
-        disk_errors(root, mode, what),
+        disk_errors(root, mode, _WHAT[mode]),
         Writer(root, create=mode == "build") as writer,
         contextlib.ExitStack() as stack,
     ):
@@ -233,26 +222,53 @@ def build(
                 raise
         if filtered.blank:
             warnings.warn(filtered.told_blank(replaces=job.replaces), stacklevel=3)
-        if entry is None:
-            if mode == "reembed":  # no documents, another model
-                writer.publish(dated(manifest.with_segments(()), writer.generation))
-            return Written(
-                0, 0, 0, filtered.unchanged, filtered.repeated, filtered.blank, writer.generation - before
-            )
-        near = near_duplicates(writer, entry, manifest.dimension, settings)
-        written, replaced = publish(writer, manifest, entry, base, mode=mode, left_out=near)
-        # readers see the change; the next writer removes a journal that is left
-        with contextlib.suppress(OSError):
-            forget(writer)
+        count, replaced, near = _go_live(job, entry)
         return Written(
-            written,
-            replaced,
-            resumed,
-            filtered.unchanged,
-            filtered.repeated + len(near),
-            filtered.blank,
-            writer.generation - before,
+            documents=count,
+            replaced=replaced,
+            resumed=resumed,
+            unchanged=filtered.unchanged,
+            repeated=filtered.repeated + near,
+            blank=filtered.blank,
+            generations=writer.generation - before,
         )
+
+
+def _check_call(
+    root: Path, documents: Iterable[object], encoder: TextEncoder, mode: Mode, settings: BuildSettings
+) -> None:
+    """Raise what can be told of the arguments alone: a bad string fails now, not after hours of encoding."""
+    if not hasattr(encoder, "encode_document"):
+        raise TypeError(
+            f"encoder must be an encoder such as embedkit.Encoder(...), not {type(encoder).__name__}"
+        )
+    faiss_index.faiss_name(root)
+    if settings.factory not in faiss_index.AUTOMATIC:
+        faiss_index.create_index(settings.factory, encoder.get_embedding_dimension())
+    else:
+        faiss_index.import_faiss()
+    if mode == "build" and isinstance(documents, (list, tuple)) and settings.passages is None:
+        check_rows(settings.factory, len(documents))
+    faiss_budget(settings.max_memory)
+
+
+def _go_live(job: _Job, entry: SegmentEntry | None) -> tuple[int, int, int]:
+    """Make the finished segment live; ``None``: no document was left to store.
+
+    Returns:
+        Its number of documents, how many earlier ones they replace, and how many are left out as near duplicates.
+    """
+    writer, manifest = job.writer, job.manifest
+    if entry is None:
+        if job.mode == "reembed":  # no documents, another model
+            writer.publish(dated(manifest.with_segments(()), writer.generation))
+        return 0, 0, 0
+    near = near_duplicates(writer, entry, manifest.dimension, job.settings)
+    count, replaced = publish(writer, manifest, entry, job.base, mode=job.mode, left_out=near)
+    # readers see the change; the next writer removes a journal that is left
+    with contextlib.suppress(OSError):
+        forget(writer)
+    return count, replaced, len(near)
 
 
 def _live(writer: Writer, mode: Mode, settings: BuildSettings, state: State | None) -> Manifest | None:
@@ -267,9 +283,7 @@ def _live(writer: Writer, mode: Mode, settings: BuildSettings, state: State | No
         return live
     check_replaced(writer.root, state, live)
     if live is not None and not settings.overwrite and published_before(state, live) is None:
-        raise IndexExistsError(
-            f"{writer.root}: an index exists there; pass --overwrite (overwrite=True) to replace it"
-        )
+        raise not_replaced(writer.root)
     return live
 
 

@@ -27,9 +27,11 @@ from ..storage.faiss_index import (
     import_faiss,
     inverted_lists,
     ivf_of,
+    layers,
     resolve_factory,
     short,
     train,
+    transforms,
     write_index,
 )
 from ..storage.manifest import PartEntry
@@ -154,20 +156,16 @@ def _quantizers(index: Any) -> list[Any]:
     """The parts of ``index`` with clustering parameters, to keep Faiss from warning about few points on stderr."""
     faiss = import_faiss()
     found = []
-    if isinstance(index, faiss.IndexRefine):
-        return _quantizers(faiss.downcast_index(index.base_index))
-    if isinstance(index, faiss.IndexPreTransform):
-        for number in range(index.chain.size()):
-            transform = faiss.downcast_VectorTransform(index.chain.at(number))
-            if isinstance(transform, faiss.OPQMatrix):
-                pq = transform.pq or faiss.ProductQuantizer(transform.d_out, transform.M, 8)  # as Faiss would
-                transform.pq = pq
-                found.append(pq)
-        return found + _quantizers(faiss.downcast_index(index.index))
-    if hasattr(index, "cp"):
-        found.append(index)
-    if isinstance(getattr(index, "pq", None), faiss.ProductQuantizer):
-        found.append(index.pq)
+    for transform in transforms(index):
+        if isinstance(transform, faiss.OPQMatrix):
+            pq = transform.pq or faiss.ProductQuantizer(transform.d_out, transform.M, 8)  # as Faiss would
+            transform.pq = pq
+            found.append(pq)
+    for layer in layers(index):
+        if hasattr(layer, "cp"):
+            found.append(layer)
+        if isinstance(getattr(layer, "pq", None), faiss.ProductQuantizer):
+            found.append(layer.pq)
     return found
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +15,7 @@ import numpy as np
 
 from ...documents.errors import InputError
 from ...documents.passages import document_of
+from ...files import link_or_copy
 from ..auto.tune import Tuned
 from ..errors import BuildError, ModelMismatchError, ResumeError
 from ..several import several_ids
@@ -39,7 +38,6 @@ from .transfer import IMPORTED
 __all__ = [
     "compact",
     "delete",
-    "link_or_copy",
     "merge",
     "set_root",
     "set_search_defaults",
@@ -235,18 +233,19 @@ def _for_lists(manifest: Manifest, base: Generation, factory: str) -> Manifest:
     return replace(manifest, nprobe=nprobe or None, tuning=None)
 
 
-def merge(target: Path, sources: Sequence[Path]) -> int:
-    """Merge several indexes into one; see `Index.merge`. Returns the number of its documents."""
+def merge(target: Path, sources: Sequence[Path]) -> None:
+    """Merge several indexes into one; see `Index.merge`."""
     while True:
         names = [current_name(source) for source in sources]
         try:
-            return _merge(target, sources)
+            _merge(target, sources)
+            return
         except FileNotFoundError:  # unless a source has been compacted meanwhile
             if [current_name(source) for source in sources] == names:
                 raise
 
 
-def _merge(target: Path, sources: Sequence[Path]) -> int:
+def _merge(target: Path, sources: Sequence[Path]) -> None:
     with change_errors(target, "merging"), contextlib.ExitStack() as stack:
         generations = []
         for source in sources:
@@ -289,7 +288,6 @@ def _merge(target: Path, sources: Sequence[Path]) -> int:
             language=_first_language(one.manifest for one in generations),
         )
         writer.publish(dated(manifest, writer.generation), folders)
-        return manifest.documents
 
 
 def _only(values: Iterable[_T]) -> _T | None:
@@ -376,14 +374,6 @@ def _adopt(writer: Writer, source: Path, entry: SegmentEntry) -> SegmentEntry:
         content = (source / TOMBSTONES_FOLDER / tombstones.file).read_bytes()
         tombstones = writer.write_tombstones(content, tombstones.deleted)
     return replace(entry, name=name, tombstones=tombstones)
-
-
-def link_or_copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Make ``target`` the same file as ``source``, which must not change, or a copy where that cannot be."""
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without links
-        shutil.copyfile(source, target)
 
 
 def set_search_defaults(

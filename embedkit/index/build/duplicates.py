@@ -34,7 +34,7 @@ def near_duplicates(
     similarity = near_similarity(settings.dedup)
     if similarity is None:
         return np.empty(0, np.int64)
-    folder = writer.building if writer.building.exists() else writer.segments / entry.name
+    folder = writer.finished(entry.name)
     segment = Segment(writer.root, folder, entry, dimension=dimension)
     dropped = np.zeros(entry.rows, np.bool_)
     with contextlib.closing(segment), faiss_threads(settings.threads):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...documents.document import Document, EncodedDocument
+from ...documents.document import Document, EncodedDocument, check_text
 from ...documents.passages import document_of
 from ..storage.document_store import StoredDocument
 from ..storage.generation import Generation
@@ -88,7 +88,7 @@ class Filter:
 
     def _changed(self, block: list[list[Document]], base: Generation) -> Iterator[list[Document]]:
         names = [document_of(group[0].id or "") if self._passages else group[0].id for group in block]
-        wanted = [name for name in names if isinstance(name, str) and not _unusable(name)]
+        wanted = [name for name in names if isinstance(name, str) and check_text(name, "") is None]
         places: dict[str, list[tuple[int, int]]]
         if self._passages:
             places = base.find_passages(wanted)
@@ -98,7 +98,7 @@ class Filter:
         for at, (name, group) in enumerate(zip(names, block, strict=True)):
             if at % _STORED_AT_ONCE == 0:
                 near = [name for name in names[at : at + _STORED_AT_ONCE] if isinstance(name, str)]
-                stored = self._fetch(base, chain.from_iterable(places.get(name, ()) for name in near))
+                stored = base.stored(chain.from_iterable(places.get(name, ()) for name in near))
             if not isinstance(name, str) or name in self._passed:
                 yield group
                 continue
@@ -114,17 +114,6 @@ class Filter:
                 else document
                 for document in group
             ]
-
-    @staticmethod
-    def _fetch(base: Generation, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], StoredDocument]:
-        by_segment: dict[int, list[int]] = {}
-        for number, row in places:
-            by_segment.setdefault(number, []).append(row)
-        return {
-            (number, row): document
-            for number, rows in by_segment.items()
-            for row, document in base.segments[number].documents.fetch(rows).items()
-        }
 
     def _encoded(self, document: Document, base: Generation, number: int, row: int) -> EncodedDocument:
         segment = base.segments[number]
@@ -146,10 +135,6 @@ def _digest(document: Document) -> bytes | None:
     if vector is not None:
         digest.update(b"\0" + vector)  # no text that is stored holds a NUL
     return digest.digest()
-
-
-def _unusable(name: str) -> bool:
-    return "\x00" in name or any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def _exact(base: Generation, number: int) -> bool:

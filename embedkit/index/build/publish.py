@@ -17,8 +17,8 @@ from ..encoder import TextEncoder, describe_encoder, own_max_length, own_overflo
 from ..errors import ResumeError
 from ..storage.faiss_index import AUTO as AUTO_FACTORY
 from ..storage.faiss_index import AUTOMATIC, Int64Array, is_codes_alone
-from ..storage.faiss_part import bits_of
-from ..storage.generation import Generation
+from ..storage.faiss_part import bits_of, count_bits
+from ..storage.generation import Generation, by_segment
 from ..storage.ids import Ids
 from ..storage.layout import Writer
 from ..storage.manifest import IDS_FILE, Manifest, Raw, ReadingEntry, SegmentEntry
@@ -152,7 +152,7 @@ def publish(
     if base is not None:
         new = (ids[row] for row in range(len(ids)))
         rows = (
-            _rows_with_ids(base, new, mode)
+            by_segment(_places_of(base, new, mode))
             if mode == "add" or manifest.passages is None
             else rows_of_documents(base, (document_of(passage) for passage in new if passage))
         )
@@ -175,30 +175,26 @@ def in_language_of(manifest: Manifest, entry: SegmentEntry) -> Manifest:
     return replace(manifest, language=entry.words.language)
 
 
-def _rows_with_ids(base: Generation, ids: Iterator[str], mode: Mode) -> dict[int, list[int]]:
-    """Rows of ``base`` with one of ``ids``, by segment number; an error unless they are to be replaced."""
-    rows: dict[int, list[int]] = {}
+def _places_of(base: Generation, ids: Iterator[str], mode: Mode) -> Iterator[tuple[int, int]]:
+    """Where ``base`` has one of ``ids``; an error unless they are to be replaced."""
     wanted: Iterable[str] = filter(None, ids)
     while block := list(islice(wanted, _IDS_AT_ONCE)):
-        for document_id, (number, row) in base.find(block).items():
-            if mode == "add":  # added by another command before an interrupted 'add' was resumed
-                raise ResumeError(
-                    f"the id {document_id!r} is already in the index; delete it, or discard the interrupted "
-                    "command with --restart (restart=True)"
-                )
-            rows.setdefault(number, []).append(row)
-    return rows
+        found = base.find(block)
+        if found and mode == "add":  # added by another command before an interrupted 'add' was resumed
+            raise ResumeError(
+                f"the id {next(iter(found))!r} is already in the index; delete it, or discard the interrupted "
+                "command with --restart (restart=True)"
+            )
+        yield from found.values()
 
 
 def rows_of_documents(base: Generation, documents: Iterable[str]) -> dict[int, list[int]]:
     """Rows of ``base`` with passages of ``documents``, by segment number."""
-    rows: dict[int, list[int]] = {}
     wanted = iter(dict.fromkeys(documents))
-    while block := list(islice(wanted, _IDS_AT_ONCE)):
-        for found in base.find_passages(block).values():
-            for number, row in found:
-                rows.setdefault(number, []).append(row)
-    return rows
+    blocks = iter(lambda: list(islice(wanted, _IDS_AT_ONCE)), [])
+    return by_segment(
+        place for block in blocks for found in base.find_passages(block).values() for place in found
+    )
 
 
 def tombstone(
@@ -212,7 +208,7 @@ def tombstone(
             dead = bits_of(np.asarray(rows[number], np.int64), entry.rows)
             if segment.dead is not None:
                 dead |= segment.dead
-            deleted = int(np.unpackbits(dead).sum())
+            deleted = count_bits(dead)
             if deleted == entry.rows:
                 continue
             entry = replace(entry, tombstones=writer.write_tombstones(dead.tobytes(), deleted))

@@ -42,6 +42,7 @@ __all__ = [
     "discard",
     "disk_errors",
     "forget",
+    "not_replaced",
     "published_before",
     "resumable_rows",
     "told",
@@ -138,10 +139,13 @@ def check_output(root: Path, *, overwrite: bool, restart: bool) -> int:
     check_replaced(root, state, live)
     rows = 0 if state is None or state.header.mode != "build" else state.rows
     if not overwrite and not rows and (root / CURRENT_FILE).exists():
-        raise IndexExistsError(
-            f"{root}: an index exists there; pass --overwrite (overwrite=True) to replace it"
-        )
+        raise not_replaced(root)
     return rows
+
+
+def not_replaced(root: Path) -> IndexExistsError:
+    """The error for a build at ``root`` that was not told to replace the index there."""
+    return IndexExistsError(f"{root}: an index exists there; pass --overwrite (overwrite=True) to replace it")
 
 
 def check_replaced(root: Path, state: State | None, live: Manifest | None) -> None:

@@ -28,12 +28,11 @@ class Stored:
     def __iter__(self) -> Iterator[Document]:
         """One document at a time."""
         for segment in self._generation.segments:
-            for row, document, _ in segment.documents.scan():
-                if segment.alive(row):
-                    if not document.text.strip():  # it came with its vector: there is nothing to encode again
-                        raise InputError(
-                            f"document {document.id}",
-                            "the index holds its vector without a text, which cannot be encoded again; delete it, "
-                            "or import the index with its documents, or build a new one",
-                        )
-                    yield Document(document.text, document.id, document.metadata or None)
+            for _, document, _ in segment.living_documents():
+                if not document.text.strip():  # it came with its vector: there is nothing to encode again
+                    raise InputError(
+                        f"document {document.id}",
+                        "the index holds its vector without a text, which cannot be encoded again; delete it, "
+                        "or import the index with its documents, or build a new one",
+                    )
+                yield Document(document.text, document.id, document.metadata or None)

@@ -9,6 +9,7 @@ import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,16 @@ from ..errors import IndexExistsError
 from ..several import several_documents
 from ..storage.document_store import DocumentWriter
 from ..storage.factory import fitting_factory
-from ..storage.faiss_index import faiss_name, import_faiss, is_exact, ivf_of, read_index, short, write_index
+from ..storage.faiss_index import (
+    faiss_name,
+    import_faiss,
+    is_exact,
+    ivf_of,
+    layers,
+    read_index,
+    short,
+    write_index,
+)
 from ..storage.generation import Generation, open_generation
 from ..storage.layout import Writer
 from ..storage.manifest import DOCUMENTS_FILE, IDS_FILE, Metric, PartEntry, SegmentEntry, hash_file
@@ -55,8 +65,8 @@ def import_faiss_file(
     documents: Iterable[str | Document] | None,
     *,
     metric: Metric,
-) -> int:
-    """Create an index from a Faiss file; see `Index.import_faiss`. Returns the number of its documents."""
+) -> None:
+    """Create an index from a Faiss file; see `Index.import_faiss`."""
     settings = BuildSettings(metric=metric)
     documents = None if documents is None else several_documents(documents)
     index, ids = _read(path)
@@ -85,7 +95,6 @@ def import_faiss_file(
         # factory "auto": segments added later, and compaction, take the kind of index that suits their size
         manifest = in_language_of(new_manifest(encoder, settings).with_segments((entry,)), entry)
         writer.publish(dated(manifest, writer.generation), {name: folder})
-    return rows
 
 
 def _read(path: Path) -> tuple[Any, list[int] | None]:
@@ -111,7 +120,7 @@ def _read(path: Path) -> tuple[Any, list[int] | None]:
         )
     if index.ntotal == 0:
         raise InputError(str(path), "contains no vectors")
-    if _maps_inside(index):
+    if any(isinstance(layer, (faiss.IndexIDMap, faiss.IndexIDMap2)) for layer in layers(index)):
         raise InputError(
             str(path),
             "ids are mapped within its index (IDMap), where embedkit finds none; wrap the whole index as IDMap",
@@ -151,15 +160,6 @@ def _check_readable(path: Path, index: Any) -> None:
     ivf = ivf_of(index)
     if ivf is not None:
         ivf.set_direct_map_type(import_faiss().DirectMap.NoMap)  # which would be written with the lists
-
-
-def _maps_inside(index: Any) -> bool:
-    faiss = import_faiss()
-    if isinstance(index, faiss.IndexRefine):
-        return _maps_inside(faiss.downcast_index(index.base_index))
-    if isinstance(index, faiss.IndexPreTransform):
-        return _maps_inside(faiss.downcast_index(index.index))
-    return isinstance(index, (faiss.IndexIDMap, faiss.IndexIDMap2))
 
 
 def _lists_in_memory(ivf: Any) -> None:
@@ -385,8 +385,8 @@ def export_faiss_file(root: Path, path: Path, settings: BuildSettings, report: R
             if not _copied(base, work / VECTORS_FILE):
                 _rebuilt(root, base, work, settings, report)
             with (work / IDS_FILE).open("x", encoding="utf-8") as file:
-                for row in rows.tolist():
-                    file.write(json.dumps(base.id(row), ensure_ascii=False) + "\n")
+                for name in chain.from_iterable(base.living_ids()):
+                    file.write(json.dumps(name, ensure_ascii=False) + "\n")
             with _taken(path, ids_path):
                 (work / VECTORS_FILE).replace(path)
                 (work / IDS_FILE).replace(ids_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from ..figure import MARKERS, check_plot, plain, save_figure, time_axis
+from ..figure import MARKERS, plain, save_figure, time_axis
 
 __all__ = ["plot_quality"]
 
@@ -16,15 +16,10 @@ def plot_quality(
     """Plot nDCG@10 against milliseconds per query.
 
     Args:
-        path: the file to write: .png, .svg or .pdf.
+        path: the file to write, which `check_plot` accepts.
         points: of each the index (a color), the search (a marker), milliseconds and nDCG@10.
         title: of the plot.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        ValueError: the file name ends otherwise, or its folder does not exist.
     """
-    check_plot(path)
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 

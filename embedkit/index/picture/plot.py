@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..figure import check_plot, plain, save_figure
+from ..figure import plain, save_figure
 from .make import OTHER
 
 if TYPE_CHECKING:
@@ -48,13 +48,7 @@ def groups_in_order(picture: Picture) -> list[tuple[str, str]]:
 
 
 def write_plot(picture: Picture, path: str | os.PathLike[str]) -> None:
-    """Draw ``picture`` to ``path``: .png, .svg or .pdf.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-        ValueError: the file name ends otherwise, or its folder does not exist.
-    """
-    check_plot(path)
+    """Draw ``picture`` to ``path``, which `check_plot` accepts."""
     import matplotlib.patheffects as effects
     from matplotlib.figure import Figure
 

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
@@ -17,7 +18,7 @@ from ...forking import fork_lock
 from ..encoder import LazyEncoder, TextEncoder, check_encoder, query_steps
 from ..several import several_ids
 from ..storage.document_store import StoredDocument
-from ..storage.faiss_gpu import faiss_gpu
+from ..storage.faiss_gpu import faiss_gpu, gpu_number
 from ..storage.faiss_index import Float32Array, Int64Array, faiss_threads
 from ..storage.faiss_part import FaissPart
 from ..storage.filters import Where
@@ -25,7 +26,6 @@ from ..storage.generation import Generation, open_generation
 from ..storage.manifest import RAW_FILE, Manifest, truncated_of
 from ..storage.search_parameters import SearchParameters
 from ..words.languages import NONE
-from .device import gpu_number
 from .grouping import best_of_documents
 from .hits import Hit, to_hits
 from .pipeline import SearchStats, overlapped
@@ -342,10 +342,7 @@ class Searcher:
         generation = self._open_generation()
         wanted = several_ids(ids)
         places = generation.places(wanted)
-        documents: dict[tuple[int, int], StoredDocument] = {}
-        for number, segment in enumerate(generation.segments):
-            rows = [row for several in places.values() for at, row in several if at == number]
-            documents.update({(number, row): item for row, item in segment.documents.fetch(rows).items()})
+        documents = generation.stored(chain.from_iterable(places.values()))
         return [documents[place] for name in wanted for place in places.get(name, ())]
 
     def __contains__(self, document_id: object) -> bool:
@@ -370,9 +367,8 @@ class Searcher:
         """All documents of the generation that is open now, in its order."""
         generation = self._open_generation()
         for segment in generation.segments:
-            for row, document, _ in segment.documents.scan():
-                if segment.alive(row):
-                    yield document
+            for _, document, _ in segment.living_documents():
+                yield document
 
     def __getstate__(self) -> dict[str, Any]:
         """The path and the settings: the receiver opens what is live there then."""

@@ -62,6 +62,10 @@ _NO_JSON = (TypeError, ValueError, RecursionError)  # what json raises
 _DISK_ERRORS = ("disk I/O error", "unable to open database file")
 
 _ALL = "SELECT row, key, text, metadata FROM documents ORDER BY row"
+_PASSAGES = (  # CROSS JOIN: a range of the index on the ids for each document, not a scan
+    "SELECT d.key, d.row FROM json_each(?) AS j CROSS JOIN documents AS d "
+    "ON d.key > j.value || '#' AND d.key < j.value || '$'"
+)
 
 _READABLE = ("documents", "json_each")  # what a condition may read
 
@@ -184,12 +188,17 @@ class DocumentWriter:
 
     def _check_new(self, passage: Document, document_id: str) -> None:
         """Refuse the first ``passage`` of a document if passages of another one have its id, under other numbers."""
-        if any(row < self.rows for _, row in _passages_of(self._db, [document_id])):
+        if any(row < self.rows for row in self._rows_of(document_id)):
             raise _used_before(passage, document_id)
+
+    def _rows_of(self, document: str) -> list[int]:
+        """The rows of the passages of ``document``."""
+        found = self._db.execute(_PASSAGES, (json.dumps([document]),))
+        return [row for _, row in _of_documents(found, [document])]
 
     def _insert(self, document: Document, document_id: str, metadata: str | None) -> None:
         if self._replace and self._passages and document_id.endswith("#1"):
-            before = [row for _, row in _passages_of(self._db, [document_of(document_id)])]
+            before = self._rows_of(document_of(document_id))
             self._db.executemany("DELETE FROM documents WHERE row = ?", ((row,) for row in before))
         values = (self.rows, document_id, document.text, metadata)
         inserted = self._db.execute("INSERT OR IGNORE INTO documents VALUES (?, ?, ?, ?)", values).rowcount
@@ -291,16 +300,12 @@ class DocumentWriter:
             self._db.close()
 
 
-def _passages_of(db: sqlite3.Connection, documents: Iterable[str]) -> list[tuple[str, int]]:
-    """Ids and rows of the passages of ``documents``."""
-    wanted = list(documents)
-    found = db.execute(  # CROSS JOIN: a range of the index on the ids for each document, not a scan
-        "SELECT d.key, d.row FROM json_each(?) AS j CROSS JOIN documents AS d "
-        "ON d.key > j.value || '#' AND d.key < j.value || '$'",
-        (json.dumps(wanted),),
-    ).fetchall()
-    known = set(wanted)
-    # "a#1" may also be a document, whose passages "a#1#1" lie in the range of those of "a"
+def _of_documents(found: Iterable[tuple[str, int]], documents: Iterable[str]) -> list[tuple[str, int]]:
+    """The ids and rows that `_PASSAGES` has ``found``, but for those of other documents.
+
+    "a#1" may also be a document, whose passages "a#1#1" lie in the range of those of "a".
+    """
+    known = set(documents)
     return [
         (key, row) for key, row in found if key[key.rfind("#") + 1 :].isdigit() and document_of(key) in known
     ]
@@ -549,12 +554,8 @@ class DocumentReader:
 
     def find_passages(self, documents: Iterable[str]) -> dict[str, int]:
         """The ids and rows of the passages of ``documents``, deleted ones included."""
-        self._ready()
-        try:
-            with self._lock:
-                return dict(_passages_of(self._db, documents))
-        except (sqlite3.DatabaseError, ValueError) as error:
-            raise self._failed(error) from None
+        wanted = list(documents)
+        return dict(_of_documents(self.query(_PASSAGES, json.dumps(wanted)), wanted))
 
     def scan(self) -> Iterator[tuple[int, StoredDocument, int]]:
         """All rows in order, deleted ones included, one at a time: a text or a field may have 64 MiB.

@@ -42,10 +42,12 @@ __all__ = [
     "is_codes_alone",
     "is_exact",
     "ivf_of",
+    "layers",
     "read_index",
     "resolve_factory",
     "short",
     "train",
+    "transforms",
     "write_index",
 ]
 
@@ -186,12 +188,7 @@ def _keep_products(index: Any, sample: Float32Array) -> None:
     PCA128 were .45 too small, and it found .74 of the ten nearest, not .96.
     """
     faiss = import_faiss()
-    if isinstance(index, faiss.IndexRefine):
-        _keep_products(faiss.downcast_index(index.base_index), sample)
-    if not isinstance(index, faiss.IndexPreTransform):
-        return
-    for number in range(index.chain.size()):
-        transform = faiss.downcast_VectorTransform(index.chain.at(number))
+    for transform in transforms(index):
         if isinstance(transform, faiss.PCAMatrix):
             transform.have_bias = False
         elif isinstance(transform, faiss.OPQMatrix) and transform.d_out < transform.d_in:
@@ -229,14 +226,33 @@ def _round_to_nearest(codes: Any) -> None:
     faiss.copy_array_to_vector(np.concatenate([low - half, width]).astype(np.float32), codes.trained)
 
 
+def layers(index: Any) -> Iterator[Any]:
+    """``index`` and what it wraps: the first index of a refinement, the one behind transforms, the storage of HNSW."""
+    faiss = import_faiss()
+    while True:
+        yield index
+        if isinstance(index, faiss.IndexRefine):
+            index = faiss.downcast_index(index.base_index)
+        elif isinstance(index, faiss.IndexPreTransform):
+            index = faiss.downcast_index(index.index)
+        elif isinstance(index, faiss.IndexHNSW):
+            index = faiss.downcast_index(index.storage)
+        else:
+            return
+
+
+def transforms(index: Any) -> Iterator[Any]:
+    """The transforms that ``index`` applies to vectors."""
+    faiss = import_faiss()
+    for layer in layers(index):
+        if isinstance(layer, faiss.IndexPreTransform):
+            for number in range(layer.chain.size()):
+                yield faiss.downcast_VectorTransform(layer.chain.at(number))
+
+
 def hnsw_of(index: Any) -> Any | None:
     """The HNSW index inside ``index``, or ``None``."""
-    faiss = import_faiss()
-    if isinstance(index, faiss.IndexRefine):
-        return hnsw_of(faiss.downcast_index(index.base_index))
-    if isinstance(index, faiss.IndexPreTransform):
-        return hnsw_of(faiss.downcast_index(index.index))
-    return index if isinstance(index, faiss.IndexHNSW) else None
+    return next((layer for layer in layers(index) if isinstance(layer, import_faiss().IndexHNSW)), None)
 
 
 def ivf_of(index: Any) -> Any | None:

@@ -301,7 +301,4 @@ def bits_of(rows: Int64Array, count: int) -> Bits:
 
 def count_bits(bits: Bits) -> int:
     """How many bits are set."""
-    return int(_BITS[bits].sum(dtype=np.int64))
-
-
-_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1).astype(np.uint8)
+    return int(np.count_nonzero(np.unpackbits(bits)))

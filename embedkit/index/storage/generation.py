@@ -29,7 +29,7 @@ from .segment import Segment
 from .where import compile_where, fields_of, names_time
 from .words import Postings, attainable, common_from, weight_of
 
-__all__ = ["OLD_WORDS", "Asked", "Chosen", "Generation", "open_generation"]
+__all__ = ["OLD_WORDS", "Asked", "Chosen", "Generation", "by_segment", "open_generation"]
 
 Chosen = list[Bits]
 """A bitmap per segment of the rows that match a condition and are not deleted."""
@@ -331,11 +331,6 @@ class Generation:
             found += [(-score, start + row) for row, score in some]
         return [(row, -negative) for negative, row in sorted(found)[:limit]]
 
-    def id(self, row: int) -> str:
-        """The id of ``row``; ``IndexError`` if it does not exist."""
-        number, local = self._locate(row)
-        return self.segments[number].ids[local]
-
     def ids(self, rows: Int64Array) -> list[str]:
         """The ids of ``rows``; ``IndexError`` if one does not exist."""
         if len(rows) and (rows.min() < 0 or rows.max() >= self.rows):
@@ -392,14 +387,18 @@ class Generation:
 
     def fetch(self, rows: Int64Array) -> dict[int, StoredDocument]:
         """The documents of all ``rows`` but -1, by row, with one query per segment."""
-        wanted: dict[int, list[int]] = {}
-        for row in np.unique(rows[rows >= 0]).tolist():
-            number, local = self._locate(row)
-            wanted.setdefault(number, []).append(local)
+        places = map(self._locate, np.unique(rows[rows >= 0]).tolist())
         return {
-            int(self._starts[number]) + local: document
-            for number, local_rows in wanted.items()
-            for local, document in self.segments[number].documents.fetch(local_rows).items()
+            int(self._starts[number]) + row: document
+            for (number, row), document in self.stored(places).items()
+        }
+
+    def stored(self, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], StoredDocument]:
+        """The documents at ``places`` (segment numbers and rows in them), with one query per segment."""
+        return {
+            (number, row): document
+            for number, rows in by_segment(places).items()
+            for row, document in self.segments[number].documents.fetch(rows).items()
         }
 
     def vectors(self, rows: Int64Array) -> Float32Array:
@@ -437,6 +436,14 @@ class Generation:
 def _possible(ids: Iterable[str]) -> list[str]:
     """Those ``ids`` that a document can have; SQLite compares no further than a null character."""
     return [name for name in ids if "\0" not in name]
+
+
+def by_segment(places: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+    """The rows of ``places`` (segment numbers and rows in them) by segment number."""
+    rows: dict[int, list[int]] = {}
+    for number, row in places:
+        rows.setdefault(number, []).append(row)
+    return rows
 
 
 def open_generation(root: Path, accept: Callable[[Manifest], None], *, searches: bool = False) -> Generation:

@@ -28,8 +28,8 @@ _HASHES_AT_ONCE = 1 << 24  # 128 MiB, and as much again while they are gathered
 _REPEATED_AT_ONCE = 1000
 
 
-def write_ids(path: Path, ids: Iterable[str]) -> int:
-    """Write ``ids`` to the new file ``path``, in constant memory, and return their number."""
+def write_ids(path: Path, ids: Iterable[str]) -> None:
+    """Write ``ids`` to the new file ``path``, in constant memory."""
     table = path.with_name(path.name + ".offsets")
     end = rows = 0
     with path.open("xb") as file, table.open("w+b") as offsets:
@@ -52,7 +52,6 @@ def write_ids(path: Path, ids: Iterable[str]) -> int:
         file.seek(0)
         file.write(_HEADER.pack(_MAGIC, rows, start))
     table.unlink()
-    return rows
 
 
 def shared_id(sources: Sequence[Callable[[], Iterator[list[str]]]], rows: int) -> tuple[str, int, int] | None:

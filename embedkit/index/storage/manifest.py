@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -43,12 +43,12 @@ __all__ = [
 FORMAT = "embedkit-index"
 FORMAT_VERSION = 2
 WORDS_VERSION = 6
-METRICS = ("cosine", "dot")
-IDS_FILE = "keys"  # the name that format version 1 gave it
+IDS_FILE = "keys"  # ids were called keys once
 DOCUMENTS_FILE = "documents.sqlite"
 RAW_FILE = "vectors.raw"
 
 Metric = Literal["cosine", "dot"]
+METRICS: tuple[Metric, ...] = ("cosine", "dot")
 Raw = Literal["none", "fp32", "int8"]
 RAW_KINDS: tuple[Raw, ...] = ("none", "fp32", "int8")
 
@@ -266,7 +266,7 @@ def hash_file(path: Path) -> FileEntry:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read and check the manifest at ``path``; one of version 1 is converted to version 2.
+    """Read and check the manifest at ``path``.
 
     Raises:
         FileNotFoundError: no such file.
@@ -287,12 +287,12 @@ def parse_manifest(path: Path, content: bytes) -> Manifest:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise _damaged(path, "not the manifest of an embedkit index")
     version = data.get("format_version")
-    if version not in (1, FORMAT_VERSION) or isinstance(version, bool):
+    if version != FORMAT_VERSION or isinstance(version, bool):
         raise IndexDamagedError(
-            f"{path}: format version {version!r}, and this embedkit reads versions 1 and "
-            f"{FORMAT_VERSION}; open the index with the embedkit that built it, or build it again"
+            f"{path}: format version {version!r}, and this embedkit reads version {FORMAT_VERSION}; "
+            "open the index with the embedkit that built it, or build it again"
         )
-    return _Parser(path).manifest(_from_version_1(data) if version == 1 else data)
+    return _Parser(path).manifest(data)
 
 
 def altered(path: Path) -> IndexDamagedError:
@@ -305,31 +305,6 @@ def altered(path: Path) -> IndexDamagedError:
 def segment_from_json(path: Path, data: object) -> SegmentEntry:
     """The segment that ``asdict`` turned into ``data``; errors name ``path``."""
     return _Parser(path).segment(data)
-
-
-def _from_version_1(data: dict[str, Any]) -> dict[str, Any]:
-    """Version 1 had one Faiss file per segment, no tombstones, no kept vectors and no full-text index."""
-    segments = data.get("segments")
-    if not isinstance(segments, list):
-        return data
-    more = [
-        {
-            **segment,
-            "parts": [
-                {
-                    "file": "vectors.faiss",
-                    "rows": segment.get("rows"),
-                    "factory": data.get("factory"),
-                }
-            ],
-            "raw": "none",
-            "keywords": False,
-        }
-        if isinstance(segment, dict)
-        else segment
-        for segment in segments
-    ]
-    return {**data, "segments": more, "kept": "fp32"}
 
 
 def _damaged(path: Path, reason: str) -> IndexDamagedError:
@@ -349,6 +324,19 @@ class _Parser:
             raise _damaged(self.path, f"field {name!r} is missing or not of type {kind.__name__}")
         return value
 
+    def optional(self, data: dict[str, Any], name: str, kind: type[_T]) -> _T | None:
+        return None if data.get(name) is None else self.field(data, name, kind)
+
+    def one_of(self, data: dict[str, Any], name: str, known: Sequence[_T]) -> _T:
+        value = data.get(name)
+        for one in known:
+            if value == one:
+                return one
+        raise _damaged(self.path, f"field {name!r} is {value!r}, not one of {', '.join(map(str, known))}")
+
+    def optional_of(self, data: dict[str, Any], name: str, known: Sequence[_T]) -> _T | None:
+        return None if data.get(name) is None else self.one_of(data, name, known)
+
     def count(self, data: dict[str, Any], name: str, least: int = 1) -> int:
         value = self.field(data, name, int)
         if not least <= value < 1 << 48:
@@ -359,19 +347,9 @@ class _Parser:
         return None if data.get(name) is None else self.count(data, name, least)
 
     def flag(self, data: dict[str, Any], name: str) -> bool:
-        return data.get(name) is not None and self.field(data, name, bool)
-
-    def raw(self, data: dict[str, Any], name: str) -> Raw:
-        value = self.field(data, name, str)
-        for known in RAW_KINDS:
-            if value == known:
-                return known
-        raise _damaged(self.path, f"field {name!r} is {value!r}, not one of {', '.join(RAW_KINDS)}")
+        return bool(self.optional(data, name, bool))
 
     def manifest(self, data: dict[str, Any]) -> Manifest:
-        metric = self.field(data, "metric", str)
-        if metric not in METRICS:
-            raise _damaged(self.path, f"unknown metric {metric!r}")
         encoder = self.field(data, "encoder", dict)
         segments = tuple(self.segment(entry) for entry in self.field(data, "segments", list))
         if len({segment.name for segment in segments}) != len(segments):
@@ -382,28 +360,26 @@ class _Parser:
             embedkit_version=self.field(data, "embedkit_version", str),
             documents=self.count(data, "documents", least=0),
             dimension=self.count(data, "dimension"),
-            metric="cosine" if metric == "cosine" else "dot",
+            metric=self.one_of(data, "metric", METRICS),
             factory=self.field(data, "factory", str),
-            kept=self.raw(data, "kept"),
+            kept=self.one_of(data, "kept", RAW_KINDS),
             encoder=EncoderEntry(
                 **{
                     name: self.field(encoder, name, str)
                     for name in ("model", "fingerprint", "precision", "document_prompt")
                 },
-                query_prompt=(
-                    None if encoder.get("query_prompt") is None else self.field(encoder, "query_prompt", str)
-                ),
+                query_prompt=self.optional(encoder, "query_prompt", str),
             ),
             segments=segments,
             nprobe=self.optional_count(data, "nprobe"),
             ef=self.optional_count(data, "ef"),
             rescore=self.optional_count(data, "rescore", least=0) or None,  # 0: an earlier embedkit wrote it
-            tuning=None if data.get("tuning") is None else self.field(data, "tuning", dict),
-            root=None if data.get("root") is None else self.field(data, "root", str),
+            tuning=self.optional(data, "tuning", dict),
+            root=self.optional(data, "root", str),
             reading=None if data.get("reading") is None else self.reading(self.field(data, "reading", dict)),
-            passages=None if data.get("passages") is None else self.field(data, "passages", str),
+            passages=self.optional(data, "passages", str),
             max_length=self.optional_count(data, "max_length"),
-            on_overflow=self.overflow(data),
+            on_overflow=self.optional_of(data, "on_overflow", ("window",)),
             language=AUTO if data.get("language") is None else self.language(data),
             built=self.optional_count(data, "built"),
             refuses_long=self.flag(data, "refuses_long"),
@@ -414,12 +390,6 @@ class _Parser:
             raise _damaged(self.path, "the rows of the segments do not add up to 'documents'")
         return manifest
 
-    def overflow(self, data: dict[str, Any]) -> str | None:
-        value = data.get("on_overflow")
-        if value not in (None, "window"):
-            raise _damaged(self.path, f"field 'on_overflow' is {value!r}, not null or 'window'")
-        return "window" if value else None
-
     def reading(self, data: dict[str, Any]) -> ReadingEntry:
         def patterns(name: str) -> tuple[str, ...]:
             found = self.field(data, name, list)
@@ -427,27 +397,16 @@ class _Parser:
                 raise _damaged(self.path, f"field {name!r} is not a list of strings")
             return tuple(found)
 
-        def optional(name: str) -> str | None:
-            return None if data.get(name) is None else self.field(data, name, str)
-
         return ReadingEntry(
             patterns("include"),
             patterns("exclude"),
-            optional("txt"),
+            self.optional(data, "txt", str),
             self.field(data, "text_field", str),
-            optional("id_field"),
-            optional("vector_field"),
-            self.format(data),
-            optional("alone"),
+            self.optional(data, "id_field", str),
+            self.optional(data, "vector_field", str),
+            self.optional_of(data, "format", FORMATS),
+            self.optional(data, "alone", str),
         )
-
-    def format(self, data: dict[str, Any]) -> Format | None:
-        for known in FORMATS:
-            if data.get("format") == known:
-                return known
-        if data.get("format") is not None:
-            raise _damaged(self.path, f"field 'format' is {data['format']!r}, which is not a file format")
-        return None
 
     def segment(self, data: object) -> SegmentEntry:
         if not isinstance(data, dict):
@@ -457,7 +416,7 @@ class _Parser:
         if not _NAME.fullmatch(name):
             raise _damaged(self.path, f"segment name {name!r} is not allowed")
         rows = self.count(data, "rows")
-        raw = self.raw(data, "raw")
+        raw = self.one_of(data, "raw", RAW_KINDS)
         parts = tuple(self.part(entry) for entry in self.field(data, "parts", list))
         if sum(part.rows for part in parts) != rows or any(part.rows % 8 for part in parts[:-1]):
             raise _damaged(self.path, f"the parts of segment {name!r} do not make {rows} rows")
@@ -475,7 +434,7 @@ class _Parser:
             self.field(data, "keywords", bool),
             {name: self.file(files[name]) for name in expected},
             None if tombstones is None else self.tombstones(tombstones, rows),
-            None if data.get("truncated") is None else self.count(data, "truncated", least=0),
+            self.optional_count(data, "truncated", least=0),
             None if data.get("words") is None else self.words(self.field(data, "words", dict)),
         )
 

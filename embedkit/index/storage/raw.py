@@ -7,13 +7,13 @@ one float32 scale per row, whose product with the integers is the vector.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from ...files import link_or_copy
 from ...forking import fork_lock
 from .faiss_index import Float32Array, Int64Array, import_faiss, ivf_of
 from .manifest import Raw
@@ -95,10 +95,7 @@ def write_raw(spool: Spool, path: Path, kind: Raw) -> None:
     """Write ``spool`` to ``vectors.raw`` at ``path``; the spool's file is kept."""
     path.unlink(missing_ok=True)
     if kind == "fp32":
-        try:
-            path.hardlink_to(spool.path)
-        except OSError:  # not every file system supports links
-            shutil.copyfile(spool.path, path)
+        link_or_copy(spool.path, path)
         return
     scales = []
     with path.open("xb") as file:

@@ -190,6 +190,10 @@ class Segment:
         allowed = [self._allowed(number, chosen) for number in coded]
         return {one.few for one in allowed if one is not None and one.count}
 
+    def living_documents(self) -> Iterator[tuple[int, StoredDocument, int]]:
+        """`DocumentReader.scan` without the rows that are deleted."""
+        return (found for found in self.documents.scan() if self.alive(found[0]))
+
     def scan(self, block: int = 2048) -> Iterator[tuple[list[StoredDocument], Float32Array]]:
         """Documents and vectors (n, dimension) of the rows that are not deleted, in blocks in order.
 
@@ -198,9 +202,7 @@ class Segment:
         documents: list[StoredDocument] = []
         rows: list[int] = []
         characters = 0
-        for row, document, size in self.documents.scan():
-            if not self.alive(row):
-                continue
+        for row, document, size in self.living_documents():
             documents.append(document)
             rows.append(row)
             characters += size

@@ -21,7 +21,6 @@ import numpy.typing as npt
 from ... import _core
 from ...forking import cached_property
 from ..words.analyzer import Analyzer, create_table
-from ..words.titles import titles_of
 from .faiss_index import Int64Array
 from .faiss_part import Bits
 
@@ -34,17 +33,22 @@ Term = tuple[str, int, int]  # a word, the rows that hold it, and how often it i
 
 __all__ = [
     "RARE",
+    "TITLE_FIELDS",
     "TITLE_WEIGHT",
     "Postings",
     "Words",
     "attainable",
     "common_from",
+    "titles_of",
     "weight_of",
     "write_words",
 ]
 
 RARE = 3
 """Rarest words of a query that a document is expected to hold."""
+
+TITLE_FIELDS = ("title", "heading", "headings")
+"""Fields of the metadata (strings, or arrays of them) whose words count more than those of the text."""
 
 TITLE_WEIGHT = 3.0
 """What a word of the title counts where one of the text counts 1 (`benchmarks/hybrid.py`)."""
@@ -77,6 +81,18 @@ def attainable(counts: Sequence[int], rows: int) -> float:
 def weight_of(count: int, rows: int) -> float:
     """The inverse document frequency of a word in ``count`` of ``rows`` texts, as FTS5 has it."""
     return max(math.log((rows - count + 0.5) / (count + 0.5)), 1e-6)
+
+
+def titles_of(metadata: str) -> str:
+    """The title and headings in ``metadata``, a JSON object as text; "" if there are none."""
+    if not any(f'"{name}"' in metadata for name in TITLE_FIELDS):
+        return ""
+    fields = json.loads(metadata)
+    found: list[object] = []
+    for name in TITLE_FIELDS:
+        value = fields.get(name)
+        found += value if isinstance(value, list) else [value]
+    return "\n".join(one for one in found if isinstance(one, str))
 
 
 def write_words(db: sqlite3.Connection, folder: Path, rows: int, analyzer: Analyzer) -> bool:

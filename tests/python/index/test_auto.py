@@ -15,6 +15,7 @@ from embedkit.index.auto import Point, Truth, apply, choose, fastest_parameters,
 from embedkit.index.auto.choice import candidates
 from embedkit.index.auto.measure import frontier, measure
 from embedkit.index.auto.plot import plot
+from embedkit.index.auto.result import table_of
 from embedkit.index.storage.faiss_index import create_index
 from embedkit.index.storage.search_parameters import SearchParameters
 
@@ -115,7 +116,7 @@ def test_a_small_collection_is_exact_or_hnsw_and_nothing_is_trained() -> None:
     assert {one.factory for one in choice.table} == {"Flat", "HNSW32"}
     assert choice.reached
     assert choice.chosen.recall >= 0.95
-    assert (choice.rows, choice.sample_rows, choice.held_out) == (1500, 1500, True)
+    assert (choice.rows, choice.sample_rows, choice.queries) == (1500, 1500, 150)
     assert sum(one.note == "chosen" for one in choice.table) == 1
 
 
@@ -139,7 +140,7 @@ def test_the_fastest_that_reaches_the_target_is_chosen_from_the_table(
     restored = json.loads(json.dumps(choice.to_dict()))
     assert restored["chosen"]["factory"] == choice.chosen.factory
     assert len(restored["table"]) == len(choice.table)
-    assert "(chosen)" in "\n".join(choice.lines())
+    assert "(chosen)" in "\n".join(table_of(choice.to_dict()))
     for one in choice.table:  # each can be built for all vectors with the setting it was measured with
         index = create_index(one.factory, 16)
         index.train(vectors)
@@ -160,7 +161,7 @@ def test_extrapolated_figures_are_marked(monkeypatch: pytest.MonkeyPatch) -> Non
     assert inverted.sample_ms <= inverted.ms <= inverted.sample_ms * 2.1
     assert inverted.parameters.nprobe <= 256
     assert inverted.bytes == pytest.approx(8400 * (16 * 4 + 8), rel=0.1)
-    assert "~" in "\n".join(choice.lines())
+    assert "~" in "\n".join(table_of(choice.to_dict()))
 
 
 def test_memory_bounds_the_choice() -> None:
@@ -192,32 +193,6 @@ def test_after_the_time_limit_only_flat_and_plain_ivf_are_measured(monkeypatch: 
         len(choice.table) - 2
     )
     assert {one.note for one in choice.table[2:]} == {"not tried: out of time"}
-
-
-def test_given_queries_are_what_is_measured() -> None:
-    vectors = clustered(1200)
-    choice = choose(vectors, queries=clustered(50, seed=1))
-    assert (choice.queries, choice.held_out) == (50, False)
-    assert "50 given queries" in choice.lines()[0]
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"target_recall": 0.0}, "target_recall must be above 0"),
-        ({"target_recall": 1.5}, "target_recall must be above 0"),
-        ({"max_memory": 0}, "max_memory must be at least 1 byte"),
-        ({"queries": np.zeros((3, 5), np.float32)}, r"shape \(3, 5\), expected \(q, 16\)"),
-    ],
-)
-def test_bad_arguments_are_named(given: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        choose(clustered(30), **given)
-
-
-def test_no_vectors_are_an_error() -> None:
-    with pytest.raises(ValueError, match="no vectors"):
-        choose(np.zeros((0, 4), np.float32))
 
 
 def test_the_plot_shows_the_frontier(tmp_path: Path) -> None:

@@ -104,7 +104,8 @@ def test_conditions_deletions_and_replacements(tmp_path: Path) -> None:
         every = _best(index, "wing boundary", 1000)
         chosen = index.generation.choose("n < 50")
         some = _best(index, "wing boundary", 1000, chosen)
-        ids = {row: index.generation.id(row) for row, _ in every}
+        rows = [row for row, _ in every]
+        ids = dict(zip(rows, index.ids(rows), strict=True))
         assert some == [(row, score) for row, score in every if ids[row] == "2-308" or int(ids[row][2:]) < 50]
         assert len(some) < len(every) == len(set(ids.values())) and "" not in ids.values()
         assert {"2-7", "2-308"} <= set(ids.values())
@@ -135,7 +136,7 @@ def test_a_document_added_alone_scores_by_the_words_of_all(tmp_path: Path) -> No
     with Index.build(tmp_path / "index", documents, FakeEncoder(), language="english") as index:
         index.add([Document("the zebra cluster", "zebra")])
         ((row, score),) = _best(index, "zebra lentil printer", 5)
-        assert index.generation.id(row) == "zebra" and score > 3
+        assert index.ids([row]) == ["zebra"] and score > 3
 
 
 def test_segments_of_several_languages_share_their_counts(tmp_path: Path) -> None:
@@ -150,7 +151,7 @@ def test_segments_of_several_languages_share_their_counts(tmp_path: Path) -> Non
         assert recipes == plain_recipes == stop < 1e-5 and zebra == plain_zebra > 3
         assert asked.attainable == zebra
         found = _best(index, "zebra recipes", 50)
-        assert index.generation.id(found[0][0]) == "zebra" and len(found) == 32
+        assert index.ids([found[0][0]]) == ["zebra"] and len(found) == 32
 
 
 def test_lists_that_are_made_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,16 +15,16 @@ from fake_encoder import FakeEncoder
 from embedkit.index import BuildSettings, Document, Index, IndexDamagedError, ResumeError
 from embedkit.index.storage.layout import current_name
 from embedkit.index.storage.manifest import hash_file
+from embedkit.index.storage.words import titles_of
 from embedkit.index.words import languages
 from embedkit.index.words.analyzer import Analyzer
 from embedkit.index.words.languages import LANGUAGES, check_language, detect_language, stop_words
-from embedkit.index.words.titles import titles_of
 
 
 def rows_found(index: Index, query: str) -> list[str]:
     """The ids of the documents with words of ``query``, best first."""
     generation = index.generation
-    return [generation.id(row) for row, _ in generation.keywords(generation.asked(query), 100, None)]
+    return index.ids([row for row, _ in generation.keywords(generation.asked(query), 100, None)])
 
 
 def test_stop_words_are_left_out_of_queries_but_not_of_texts() -> None:
