@@ -137,7 +137,7 @@ class Subword::Encoding {
     w_.longest = std::max(w_.longest, text.size());
     text = t_.normalizer.apply(text, first, last, w_.normalizer);
     return between_added_tokens(
-        t_.normalized, text, ids_, most_, stop_, [&](size_t) { return text.size(); },
+        t_.normalized, text, ids_, most_, nullptr, [&](size_t) { return text.size(); },
         [&](size_t begin, size_t end, bool, bool) {
           return split(0, text.substr(begin, end - begin), start && begin == 0);
         });

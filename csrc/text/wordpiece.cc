@@ -158,7 +158,7 @@ class WordPiece::Encoding {
     t_.map.normalize(text, b_.marks, b_.normalized);
     const std::string_view normalized = b_.normalized;
     return between_added_tokens(
-        t_.normalized, normalized, ids_, most_, stop_, [&](size_t) { return normalized.size(); },
+        t_.normalized, normalized, ids_, most_, nullptr, [&](size_t) { return normalized.size(); },
         [&](size_t begin, size_t end, bool, bool) {
           return words(*t_.plain, normalized.substr(begin, end - begin)) == Outcome::kDone;
         });
