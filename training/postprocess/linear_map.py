@@ -125,16 +125,6 @@ def append_map(encoder: Encoder, linear_map: LinearMap, output: Path) -> None:
         FileExistsError: ``output`` is not empty.
         ValueError: the map's input is not the encoder's vectors, the encoder's weights are int8, or it has a Router.
     """
-    width = linear_map.weight.shape[0]
-    if width != encoder.get_embedding_dimension():
-        raise ValueError(
-            f"the map takes {width} dimensions, the model has {encoder.get_embedding_dimension()}; "
-            "fit it on this model's vectors"
-        )
-    if encoder.truncate_dim is not None:
-        raise ValueError(
-            "the model truncates its vectors; set its truncate_dim to None, and fit the map anew"
-        )
     with new_folder(output) as work:
         encoder.save(work, precision="fp32")
         append_dense(work, DenseWeights(np.ascontiguousarray(linear_map.weight.T), linear_map.bias))
