@@ -10,7 +10,6 @@ import gzip
 import hashlib
 import io
 import json
-import math
 import os
 import platform
 import statistics
@@ -235,30 +234,23 @@ def texts_of(options: argparse.Namespace) -> list[str]:
     return sample_texts(options.limit)
 
 
-def length_histogram(
-    lengths: Sequence[int], bins: Sequence[int] = (8, 16, 32, 64, 128, 256, 512)
-) -> dict[str, Any]:
+def length_histogram(lengths: Sequence[int]) -> dict[str, Any]:
     """Histogram of token counts: mean, median, percentiles, and the number of texts in each range.
 
     Args:
         lengths: tokens of each text, special tokens included.
-        bins: upper ends of the ranges; a last range holds longer texts.
     """
-    ordered = sorted(lengths)
-    edges = [0, *bins]
-    counts = {
-        f"{low + 1}-{high}": sum(low < n <= high for n in ordered)
-        for low, high in zip(edges, bins, strict=False)
-    }
-    counts[f">{bins[-1]}"] = sum(n > bins[-1] for n in ordered)
+    ends = (8, 16, 32, 64, 128, 256, 512)
+    names = [*(f"{low + 1}-{high}" for low, high in zip((0, *ends), ends, strict=False)), f">{ends[-1]}"]
+    counts = np.bincount(np.searchsorted(ends, lengths), minlength=len(names)).tolist()
     return {
-        "texts": len(ordered),
-        "tokens": sum(ordered),
-        "mean": round(statistics.fmean(ordered), 2),
-        "p50": percentile(ordered, 50),
-        "p95": percentile(ordered, 95),
-        "max": ordered[-1],
-        "counts": {name: n for name, n in counts.items() if n},
+        "texts": len(lengths),
+        "tokens": sum(lengths),
+        "mean": round(statistics.fmean(lengths), 2),
+        "p50": percentile(lengths, 50),
+        "p95": percentile(lengths, 95),
+        "max": max(lengths),
+        "counts": {name: n for name, n in zip(names, counts, strict=True) if n},
     }
 
 
@@ -371,8 +363,7 @@ class Spread:
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """The nearest-rank percentile, which is always an observed value."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+    return np.percentile(values, percent, method="inverted_cdf").item()
 
 
 def timed(run: Callable[[], object]) -> Callable[[], float]:
