@@ -355,37 +355,10 @@ def recipe_of(content: dict[str, Any], name: str, where: str) -> Recipe:
             training=build(TrainingOptions, training, "training"),
             evaluation=build(EvaluationOptions, evaluation, "evaluation"),
         )
-        evaluation = recipe.evaluation
-        for section, sources in (
-            ("data", recipe.data),
-            ("evaluation.dev", evaluation.dev),
-            ("evaluation.pairs", evaluation.pairs),
-        ):
-            for task, source in sources.items():
-                try:
-                    check_source(source)
-                    if section != "data":
-                        check_not_drawn(source)
-                except ValueError as error:
-                    raise ValueError(f"{section}.{task}: {error}") from None
-        if postprocess is not None and (recipe.training.epochs > 0 or recipe.training.max_steps > 0):
-            raise ValueError(
-                "a postprocess step trains nothing: leave out training.epochs and training.max_steps"
-            )
-        for task, source in recipe.data.items() if postprocess is not None else ():
-            if other := sorted(set(source.get("prompts") or {}) - {"text"}):
-                raise ValueError(f"data.{task}: prompts names {other[0]!r}; a postprocess step reads text")
-            if source.get("weighted_fraction") is not None:
-                raise ValueError(f"data.{task}: weighted_fraction is for training; use balanced_fraction")
-        if postprocess is not None and (evaluation.dev or evaluation.holdout):
-            raise ValueError(
-                "evaluation.dev is scored by an objective, and the recipe has none; use sts_dev or test"
-            )
-        if postprocess is not None and evaluation.select is not None:
-            raise ValueError(
-                "evaluation.select chooses among checkpoints, and a postprocess step has none; remove it"
-            )
-        for own, collection in evaluation.retrieval.items():
+        _check_sources(recipe)
+        if postprocess is not None:
+            _check_postprocess(recipe)
+        for own, collection in recipe.evaluation.retrieval.items():
             try:
                 check_collection(collection)
             except ValueError as error:
@@ -395,6 +368,43 @@ def recipe_of(content: dict[str, Any], name: str, where: str) -> Recipe:
         return recipe
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
+
+
+def _check_sources(recipe: Recipe) -> None:
+    """Refuse a source of data or dev sets that cannot be read."""
+    for section, sources in (
+        ("data", recipe.data),
+        ("evaluation.dev", recipe.evaluation.dev),
+        ("evaluation.pairs", recipe.evaluation.pairs),
+    ):
+        for task, source in sources.items():
+            try:
+                check_source(source)
+                if section != "data":
+                    check_not_drawn(source)
+            except ValueError as error:
+                raise ValueError(f"{section}.{task}: {error}") from None
+
+
+def _check_postprocess(recipe: Recipe) -> None:
+    """Refuse what is only of a training."""
+    if recipe.training.epochs > 0 or recipe.training.max_steps > 0:
+        raise ValueError(
+            "a postprocess step trains nothing: leave out training.epochs and training.max_steps"
+        )
+    for task, source in recipe.data.items():
+        if other := sorted(set(source.get("prompts") or {}) - {"text"}):
+            raise ValueError(f"data.{task}: prompts names {other[0]!r}; a postprocess step reads text")
+        if source.get("weighted_fraction") is not None:
+            raise ValueError(f"data.{task}: weighted_fraction is for training; use balanced_fraction")
+    if recipe.evaluation.dev or recipe.evaluation.holdout:
+        raise ValueError(
+            "evaluation.dev is scored by an objective, and the recipe has none; use sts_dev or test"
+        )
+    if recipe.evaluation.select is not None:
+        raise ValueError(
+            "evaluation.select chooses among checkpoints, and a postprocess step has none; remove it"
+        )
 
 
 def _named(
