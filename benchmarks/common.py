@@ -31,7 +31,9 @@ __all__ = [
     "ROOT",
     "TRAINING_RESULTS",
     "Spread",
+    "add_model",
     "add_text_arguments",
+    "add_threads",
     "alternate",
     "built_in",
     "bytes_saturate",
@@ -44,6 +46,7 @@ __all__ = [
     "machine_info",
     "model_folder",
     "open_text",
+    "parser",
     "part_of",
     "percentile",
     "positive",
@@ -208,6 +211,22 @@ def conversions(cache: Path, model: Path) -> Path:
     folder = cache / f"converted-{model.name}-{fingerprint(model)}"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """A parser whose help opens with a module's docstring, as it stands."""
+    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def add_model(parser: argparse.ArgumentParser, *, fp32: bool = False) -> None:
+    """``--model``: a folder that must have fp32 weights, or any in place of the built-in model."""
+    told = "model folder with fp32 weights" if fp32 else "model folder (default: the built-in model)"
+    parser.add_argument("--model", type=model_folder, required=fp32, help=told)
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    """``--threads``, by default one per CPU of the process."""
+    parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)))
 
 
 def add_text_arguments(parser: argparse.ArgumentParser, default_limit: int) -> None:
@@ -457,11 +476,13 @@ def part_of(path: Path) -> Path:
     return path.with_suffix(".part.json")
 
 
-def write_json(path: Path, result: Mapping[str, Any], *, finished: bool = True) -> None:
-    """Write a result, one value per line, so that two runs can be compared with diff.
+def write_json(path: Path | None, result: Mapping[str, Any], *, finished: bool = True) -> None:
+    """Write a result, one value per line, so that two runs can be compared with diff; nothing without a path.
 
     The file of an earlier run is replaced when this one has finished, never before: until then it is at `part_of`.
     """
+    if path is None:
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
 
     def plain(value: Any) -> Any:
