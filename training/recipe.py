@@ -9,7 +9,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -22,7 +22,7 @@ from .data.sampler import Schedule
 from .evaluate.collection import check_collection
 from .model import ModelOptions
 from .objectives import OBJECTIVES, objective_class
-from .postprocess import STEPS, Step, step_class
+from .postprocess import MapStep
 from .scores import EVALUATIONS
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class Recipe:
     objective_name: str
     objective: Any
     postprocess_name: str
-    postprocess: Step | None
+    postprocess: MapStep | None
     model: ModelOptions
     data: dict[str, dict[str, Any]]
     training: TrainingOptions
@@ -219,8 +219,7 @@ class Recipe:
     def _what(self) -> dict[str, Any]:
         if self.postprocess is None:
             return {"objective": {"name": self.objective_name, **dataclasses.asdict(self.objective)}}
-        step: Any = self.postprocess
-        return {"postprocess": {"name": self.postprocess_name, **dataclasses.asdict(step)}}
+        return {"postprocess": {"name": self.postprocess_name, **dataclasses.asdict(self.postprocess)}}
 
 
 def list_recipes() -> dict[str, str]:
@@ -323,6 +322,7 @@ def _load(path: Path, overrides: typing.Sequence[str]) -> Recipe:
 
 
 _SECTIONS = ("description", "license", "objective", "postprocess", "model", "data", "training", "evaluation")
+_STEPS: dict[str, type[Any]] = {"linear_map": MapStep}
 
 
 def recipe_of(content: dict[str, Any], name: str, where: str) -> Recipe:
@@ -332,7 +332,7 @@ def recipe_of(content: dict[str, Any], name: str, where: str) -> Recipe:
             if key not in _SECTIONS:
                 raise ValueError(_unknown("section", key, _SECTIONS))
         objective_name, objective = _named("objective", content, OBJECTIVES, objective_class)
-        postprocess_name, postprocess = _named("postprocess", content, STEPS, step_class)
+        postprocess_name, postprocess = _named("postprocess", content, _STEPS, _STEPS.__getitem__)
         if (objective is None) == (postprocess is None):
             raise ValueError("a recipe has either an objective, which is trained, or a postprocess step")
         training = _mapping("training", content.get("training", {}))
@@ -408,7 +408,7 @@ def _check_postprocess(recipe: Recipe) -> None:
 
 
 def _named(
-    section: str, content: dict[str, Any], known: dict[str, str], load: Callable[[str], type[Any]]
+    section: str, content: dict[str, Any], known: Collection[str], load: Callable[[str], type[Any]]
 ) -> tuple[str, Any]:
     """The name and the checked options of the section's objective or step; ("", None) without the section."""
     if section not in content:

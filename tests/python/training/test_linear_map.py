@@ -14,8 +14,7 @@ pytest.importorskip("torch")
 
 from embedkit.training import StaticOptions, distill_static
 from embedkit.training.linear_map import fit, whiten_partly
-from embedkit.training.model import ModelOptions
-from embedkit.training.postprocess.linear_map import MapStep, fit_map
+from embedkit.training.postprocess import MapStep, fit_map
 
 from embedkit import Encoder
 from embedkit.model_folder.saving import compose_dense
@@ -116,9 +115,9 @@ def test_folder_holds_the_map(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_map_keeps_the_similarity(make_model: MakeModel, texts: list[str]) -> None:
-    source = make_model(similarity_fn_name="dot")
-    assert MapStep(4).apply(ModelOptions(str(source)), texts).similarity_fn_name == "dot"
+def test_a_map_keeps_the_similarity(make_model: MakeModel, texts: list[str], tmp_path: Path) -> None:
+    fit_map(str(make_model(similarity_fn_name="dot")), texts, tmp_path / "model", MapStep(4))
+    assert Encoder(tmp_path / "model").similarity_fn_name == "dot"
 
 
 def test_a_plain_transformers_folder(make_model: MakeModel, texts: list[str], tmp_path: Path) -> None:
