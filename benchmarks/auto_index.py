@@ -37,9 +37,7 @@ def clustered(rows: int, dimension: int, clusters: int, spread: float) -> Any:
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser(__doc__)
     parser.add_argument("--rows", type=int, default=500_000)
     parser.add_argument("--dimension", type=int, default=128)
     parser.add_argument("--clusters", type=int, default=1000)
@@ -140,23 +138,22 @@ def main() -> None:
             f"{machine['cpu']}"
         )
         plot(options.plot, curves, target=options.target_recall, title=title)
-    if options.json:
-        common.write_json(
-            options.json,
-            common.report(
-                "auto_index",
-                machine=machine,
-                versions=found,
-                rows=options.rows,
-                dimension=options.dimension,
-                clusters=options.clusters,
-                spread=options.spread,
-                queries=len(asked),
-                rounds=options.rounds,
-                choice=choice.to_dict(),
-                results=rows,
-            ),
-        )
+    common.write_json(
+        options.json,
+        common.report(
+            "auto_index",
+            machine=machine,
+            versions=found,
+            rows=options.rows,
+            dimension=options.dimension,
+            clusters=options.clusters,
+            spread=options.spread,
+            queries=len(asked),
+            rounds=options.rounds,
+            choice=choice.to_dict(),
+            results=rows,
+        ),
+    )
 
 
 def _fill(index: Any, vectors: Any) -> Any:

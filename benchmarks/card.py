@@ -24,7 +24,6 @@ the National Physical Laboratory's, which became one.
 The vectors are cached in --work.
 """
 
-import argparse
 import re
 import statistics
 import time
@@ -311,9 +310,7 @@ def measure_dev(view: View, collections: Mapping[str, tuple[Judged, Keywords]], 
 
 def main() -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser(__doc__)
     parser.add_argument(
         "models", nargs="+", metavar="NAME=FOLDER", help="'builtin' as FOLDER is the package's own"
     )
@@ -382,8 +379,7 @@ def main() -> None:
                 )
             result["rows"][label] = row
             print(f"{label}: {row}", flush=True) if options.dev else show(label, row)
-            if options.json is not None:
-                common.write_json(options.json, result)
+            common.write_json(options.json, result)
 
 
 def show(label: str, row: Mapping[str, Any]) -> None:

@@ -10,7 +10,6 @@ import gzip
 import hashlib
 import io
 import json
-import math
 import os
 import platform
 import statistics
@@ -32,7 +31,9 @@ __all__ = [
     "ROOT",
     "TRAINING_RESULTS",
     "Spread",
+    "add_model",
     "add_text_arguments",
+    "add_threads",
     "alternate",
     "built_in",
     "bytes_saturate",
@@ -45,6 +46,7 @@ __all__ = [
     "machine_info",
     "model_folder",
     "open_text",
+    "parser",
     "part_of",
     "percentile",
     "positive",
@@ -211,6 +213,22 @@ def conversions(cache: Path, model: Path) -> Path:
     return folder
 
 
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """A parser whose help opens with a module's docstring, as it stands."""
+    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def add_model(parser: argparse.ArgumentParser, *, fp32: bool = False) -> None:
+    """``--model``: a folder that must have fp32 weights, or any in place of the built-in model."""
+    told = "model folder with fp32 weights" if fp32 else "model folder (default: the built-in model)"
+    parser.add_argument("--model", type=model_folder, required=fp32, help=told)
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    """``--threads``, by default one per CPU of the process."""
+    parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)))
+
+
 def add_text_arguments(parser: argparse.ArgumentParser, default_limit: int) -> None:
     """The arguments that `texts_of` reads."""
     parser.add_argument(
@@ -235,30 +253,23 @@ def texts_of(options: argparse.Namespace) -> list[str]:
     return sample_texts(options.limit)
 
 
-def length_histogram(
-    lengths: Sequence[int], bins: Sequence[int] = (8, 16, 32, 64, 128, 256, 512)
-) -> dict[str, Any]:
+def length_histogram(lengths: Sequence[int]) -> dict[str, Any]:
     """Histogram of token counts: mean, median, percentiles, and the number of texts in each range.
 
     Args:
         lengths: tokens of each text, special tokens included.
-        bins: upper ends of the ranges; a last range holds longer texts.
     """
-    ordered = sorted(lengths)
-    edges = [0, *bins]
-    counts = {
-        f"{low + 1}-{high}": sum(low < n <= high for n in ordered)
-        for low, high in zip(edges, bins, strict=False)
-    }
-    counts[f">{bins[-1]}"] = sum(n > bins[-1] for n in ordered)
+    ends = (8, 16, 32, 64, 128, 256, 512)
+    names = [*(f"{low + 1}-{high}" for low, high in zip((0, *ends), ends, strict=False)), f">{ends[-1]}"]
+    counts = np.bincount(np.searchsorted(ends, lengths), minlength=len(names)).tolist()
     return {
-        "texts": len(ordered),
-        "tokens": sum(ordered),
-        "mean": round(statistics.fmean(ordered), 2),
-        "p50": percentile(ordered, 50),
-        "p95": percentile(ordered, 95),
-        "max": ordered[-1],
-        "counts": {name: n for name, n in counts.items() if n},
+        "texts": len(lengths),
+        "tokens": sum(lengths),
+        "mean": round(statistics.fmean(lengths), 2),
+        "p50": percentile(lengths, 50),
+        "p95": percentile(lengths, 95),
+        "max": max(lengths),
+        "counts": {name: n for name, n in zip(names, counts, strict=True) if n},
     }
 
 
@@ -371,8 +382,7 @@ class Spread:
 
 def percentile(values: Sequence[float], percent: float) -> float:
     """The nearest-rank percentile, which is always an observed value."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+    return np.percentile(values, percent, method="inverted_cdf").item()
 
 
 def timed(run: Callable[[], object]) -> Callable[[], float]:
@@ -466,11 +476,13 @@ def part_of(path: Path) -> Path:
     return path.with_suffix(".part.json")
 
 
-def write_json(path: Path, result: Mapping[str, Any], *, finished: bool = True) -> None:
-    """Write a result, one value per line, so that two runs can be compared with diff.
+def write_json(path: Path | None, result: Mapping[str, Any], *, finished: bool = True) -> None:
+    """Write a result, one value per line, so that two runs can be compared with diff; nothing without a path.
 
     The file of an earlier run is replaced when this one has finished, never before: until then it is at `part_of`.
     """
+    if path is None:
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
 
     def plain(value: Any) -> Any:

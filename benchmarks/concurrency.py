@@ -9,7 +9,6 @@ threads. A round of processes ends when the last of them has encoded its part. M
 
 import argparse
 import multiprocessing
-import os
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,15 +20,11 @@ from embedkit import Encoder
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser(__doc__)
     common.add_text_arguments(parser, default_limit=4096)
-    parser.add_argument(
-        "--model", type=common.model_folder, help="model folder (default: the built-in model)"
-    )
+    common.add_model(parser)
     parser.add_argument("--precision", default="auto")
-    parser.add_argument("--threads", type=common.positive, default=len(os.sched_getaffinity(0)))
+    common.add_threads(parser)
     parser.add_argument(
         "--callers", type=common.positive, default=8, help="threads or processes at once (default: 8)"
     )

@@ -6,7 +6,6 @@ More tokens a batch mean fewer launches and copies, and more memory. Each budget
 alternate, after a first one that captures the graphs.
 """
 
-import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,13 +44,9 @@ def measure(
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser(__doc__)
     common.add_text_arguments(parser, default_limit=65_536)
-    parser.add_argument(
-        "--model", type=common.model_folder, required=True, help="model folder with fp32 weights"
-    )
+    common.add_model(parser, fp32=True)
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--rounds", type=common.positive, default=3)
     parser.add_argument("--json", type=Path, help="write the result to this file")
@@ -68,9 +63,8 @@ def main() -> None:
     )
     cells = [[row["budget"], row["sentences_per_s"], row["batch_memory_mb"]] for row in rows]
     print(common.table(["tokens of a batch", "sentences/s", "MB"], cells))
-    if options.json:
-        result = common.report("gpu-budgets", machine=machine, versions=found, rows=rows)
-        common.write_json(options.json, result)
+    result = common.report("gpu-budgets", machine=machine, versions=found, rows=rows)
+    common.write_json(options.json, result)
 
 
 if __name__ == "__main__":

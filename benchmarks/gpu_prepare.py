@@ -26,9 +26,7 @@ TEXTS = 40_000
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument(
         "--model", type=common.model_folder, required=True, help="all-MiniLM-L6-v2, in fp32 or int8"

@@ -152,9 +152,7 @@ def guarded(name: str, cases: Iterable[Case]) -> Iterator[Case]:
 
 def main() -> None:
     """Check, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser(__doc__)
     parser.add_argument("--model", type=common.model_folder, required=True)
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--json", type=Path)
@@ -189,8 +187,7 @@ def main() -> None:
             f"{'ok ' if good else 'BAD'} {name}: {wrong:.1e} (below {bound:g}), {taken:.1f} s {why}",
             flush=True,
         )
-        if options.json:
-            common.write_json(options.json, {"checks": found})
+        common.write_json(options.json, {"checks": found})
     if bad := [one["name"] for one in found if not one["good"]]:
         raise SystemExit(f"{len(bad)} of {len(found)} checks failed: {'; '.join(bad)}")
 

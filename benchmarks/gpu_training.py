@@ -6,7 +6,6 @@ Runs tests/python/training/test_recipes_run.py on both at once, one process each
 ``--dry-run`` compares the CPU with itself, three steps of two recipes.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -56,9 +55,7 @@ def compare(one: dict[str, list[float]], other: dict[str, list[float]]) -> dict[
 
 def main() -> None:
     """Train, compare, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser(__doc__)
     parser.add_argument("--recipes", help="comma-separated (default: all)")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--dry-run", action="store_true")

@@ -13,7 +13,6 @@ does), as FTS5's trigrams, and as unicode61 leaves them. For words of one to fou
 the word that are found, and of the found ones that have it; for paraphrases, recall@10 of BM25; the size of the tables.
 """
 
-import argparse
 import re
 import sqlite3
 import tempfile
@@ -319,15 +318,11 @@ def mean_table(scores: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser(__doc__)
     parser.add_argument(
         "--data", type=Path, required=True, help="folder with retrieval/, retrieval_dev/ and zh/"
     )
-    parser.add_argument(
-        "--model", type=common.model_folder, help="model folder (default: the built-in model)"
-    )
+    common.add_model(parser)
     parser.add_argument("--threads", type=common.positive, default=1)
     parser.add_argument(
         "--zh-stored", type=common.positive, default=50_000, help="Chinese questions to store"

@@ -11,7 +11,6 @@ the kinds that `--target-recall` tries), tuned to a recall of 0.95, and searched
 """
 
 import argparse
-import os
 import tempfile
 import time
 from pathlib import Path
@@ -29,15 +28,11 @@ K = 10
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser(__doc__)
     common.add_text_arguments(parser, default_limit=501_000)
-    parser.add_argument(
-        "--model", type=common.model_folder, help="model folder (default: the built-in model)"
-    )
+    common.add_model(parser)
     parser.add_argument("--build", type=int, default=200_000, help="number of texts of the timed build")
-    parser.add_argument("--threads", type=common.positive, default=len(os.sched_getaffinity(0)))
+    common.add_threads(parser)
     parser.add_argument("--rounds", type=common.positive, default=5, help="rounds of searches")
     parser.add_argument("--work", type=Path, help="where to create the index (default: a temporary folder)")
     parser.add_argument("--json", type=Path, help="write the results here")

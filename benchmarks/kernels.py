@@ -50,9 +50,7 @@ GPU_OPS = (
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser(__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--op", help="operations, comma-separated (default: all)")
     parser.add_argument(
@@ -301,15 +299,14 @@ def main() -> None:
     print(common.show_machine(machine, found))
 
     def keep(content: dict[str, Any], *, finished: bool = False) -> None:
-        if options.json:
-            result = common.report(
-                f"kernels-{options.device}",
-                machine=machine,
-                versions=found,
-                dry_run=options.dry_run,
-                **content,
-            )
-            common.write_json(options.json, result, finished=finished)
+        result = common.report(
+            f"kernels-{options.device}",
+            machine=machine,
+            versions=found,
+            dry_run=options.dry_run,
+            **content,
+        )
+        common.write_json(options.json, result, finished=finished)
 
     if options.device == "cpu":
         rows = measure_cpu(options)

@@ -74,15 +74,11 @@ print(json.dumps({{"texts": count, "loaded_mib": round(loaded, 1), "peak_mib": r
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser(__doc__)
     common.add_text_arguments(parser, default_limit=20_000)
-    parser.add_argument(
-        "--model", type=common.model_folder, required=True, help="model folder with fp32 weights"
-    )
+    common.add_model(parser, fp32=True)
     parser.add_argument("--peers", default="all", help="all, own, names; separated by commas (default: all)")
-    parser.add_argument("--threads", type=common.positive, default=len(os.sched_getaffinity(0)))
+    common.add_threads(parser)
     parser.add_argument("--tokens", type=int, default=15, help="length of the texts, special tokens included")
     parser.add_argument("--queries", type=int, default=100, help="distinct texts in a round (default: 100)")
     parser.add_argument(
@@ -286,8 +282,7 @@ def main() -> None:
             left_out=left_out,
         )
     print(show(result))
-    if options.json:
-        common.write_json(options.json, result)
+    common.write_json(options.json, result)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ of whole texts, and of passages of several lengths, whose hits are grouped by do
 the default, hybrid search, and the median milliseconds of a query.
 """
 
-import argparse
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,13 +20,9 @@ LENGTHS = (None, "96:24", "120:30", "160:30", "200:30")
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser(__doc__)
     parser.add_argument("--data", type=Path, required=True, help="folder with retrieval/ and retrieval_dev/")
-    parser.add_argument(
-        "--model", type=common.model_folder, help="model folder (default: the built-in model)"
-    )
+    common.add_model(parser)
     parser.add_argument("--threads", type=common.positive, default=1)
     parser.add_argument("--json", type=Path, help="write the result to this file")
     options = parser.parse_args(argv)

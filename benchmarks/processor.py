@@ -32,9 +32,7 @@ from peers.worker import PeerFailed, Worker
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser(__doc__)
     common.add_text_arguments(parser, default_limit=2048)
     parser.add_argument(
         "--models", type=common.model_folder, nargs="+", required=True, help="model folders with fp32 weights"
@@ -43,7 +41,7 @@ def arguments() -> argparse.Namespace:
         "--gflop", type=float, default=150, help="work of one run of a package (default: 150, ~2 s in fp32)"
     )
     parser.add_argument("--peers", default="all", help="all, own, or names, comma-separated (default: all)")
-    parser.add_argument("--threads", type=common.positive, default=len(os.sched_getaffinity(0)))
+    common.add_threads(parser)
     parser.add_argument(
         "--rounds", type=common.positive, default=5, help="alternating runs of each candidate (default: 5)"
     )
@@ -212,11 +210,9 @@ def main() -> None:
                 result["cases"].append({"case": case, **one})
                 result |= {"threads": options.threads, "rounds": options.rounds}
                 result["minutes"] = round((time.monotonic() - start) / 60, 1)
-                if options.json:
-                    common.write_json(options.json, result, finished=False)
+                common.write_json(options.json, result, finished=False)
         result = merged(others, result)
-        if options.json:
-            common.write_json(options.json, result)
+        common.write_json(options.json, result)
         if options.plot:
             throughput.plot(result["cases"][0], options.plot)
 

@@ -4,7 +4,6 @@ A table is everything between `<!-- NAME -->` and `<!-- /NAME -->`, where NAME i
 `--check` writes nothing, and fails if a table is out of date.
 """
 
-import argparse
 import json
 import re
 import sys
@@ -548,9 +547,7 @@ RENDER: dict[str, Callable[[dict[str, Any]], str]] = {
 
 def main() -> None:
     """Rewrite, or check, every marked table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser(__doc__)
     parser.add_argument("--check", action="store_true", help="only check that the tables are up to date")
     options = parser.parse_args()
     stale = [path for path in READMES if not _update(path, write=not options.check)]

@@ -8,7 +8,6 @@ attention, which has them and its element-wise work one after another, their sum
 The rates are those of the data sheets times the shares below.
 """
 
-import argparse
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -214,9 +213,7 @@ def main() -> None:
     """Print the model, or measure."""
     import common
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser(__doc__)
     parser.add_argument(
         "--shape", default="6,384,12,1536", help="layers,hidden,heads,inner (default: MiniLM's)"
     )

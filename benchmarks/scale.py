@@ -22,9 +22,7 @@ ENCODED = 4096  # texts of the first shard; the vectors of the others are random
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser(__doc__)
     common.add_text_arguments(parser, default_limit=40_000)
     parser.add_argument("--work", type=Path, help="where to write (default: a temporary folder)")
     parser.add_argument("--json", type=Path, help="write the results here")

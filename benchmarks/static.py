@@ -98,16 +98,15 @@ def main() -> None:
             ["threads", "package", "texts/s", "texts per CPU second", "x model2vec by CPU time"], rows
         )
     )
-    if options.json:
-        result = common.report(
-            "static",
-            machine=machine,
-            versions=found,
-            model=options.model.name,
-            rounds=options.rounds,
-            threads=results,
-        )
-        common.write_json(options.json, result)
+    result = common.report(
+        "static",
+        machine=machine,
+        versions=found,
+        model=options.model.name,
+        rounds=options.rounds,
+        threads=results,
+    )
+    common.write_json(options.json, result)
 
 
 if __name__ == "__main__":

@@ -45,9 +45,7 @@ class Timed:
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser(__doc__)
     parser.add_argument("models", nargs="+", metavar="MODEL", help="model folder, or a name on the Hub")
     parser.add_argument("--data", type=Path, help="folder of evaluation data (default: EMBEDKIT_DATA)")
     parser.add_argument("--backend", choices=("embedkit", "sentence-transformers"), default="embedkit")
@@ -58,7 +56,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         default=["auto"],
         help="precisions of embedkit: a row each",
     )
-    parser.add_argument("--threads", type=common.positive, default=len(os.sched_getaffinity(0)))
+    common.add_threads(parser)
     parser.add_argument(
         "--unseen", action="store_true", help="also the sets without pairs of STS-B dev and STS12 train"
     )
@@ -225,16 +223,15 @@ def main() -> None:
         print("\nretrieval\n" + retrieval_table(rows))
     if options.pairs:
         print("\nminimal pairs\n" + pairs_table(rows))
-    if options.json:
-        result = common.report(
-            "sts",
-            machine=machine,
-            versions=found,
-            isa=common.embedkit_isa(),
-            threads=options.threads,
-            rows=rows,
-        )
-        common.write_json(options.json, result)
+    result = common.report(
+        "sts",
+        machine=machine,
+        versions=found,
+        isa=common.embedkit_isa(),
+        threads=options.threads,
+        rows=rows,
+    )
+    common.write_json(options.json, result)
 
 
 if __name__ == "__main__":

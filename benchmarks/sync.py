@@ -10,7 +10,6 @@ sync that finds nothing changed. CPU time is measured as well, as wall time depe
 import argparse
 import cProfile
 import io
-import os
 import pstats
 import random
 import tempfile
@@ -99,13 +98,11 @@ def measure(options: argparse.Namespace, work: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser(__doc__)
     parser.add_argument("--files", type=int, default=100_000)
     parser.add_argument("--changed", type=int, default=100)
     parser.add_argument("--rounds", type=common.positive, default=3)
-    parser.add_argument("--threads", type=common.positive, default=len(os.sched_getaffinity(0)))
+    common.add_threads(parser)
     parser.add_argument("--profile", action="store_true", help="print where the time of the last sync goes")
     parser.add_argument(
         "--work", type=Path, help="where to create files and index (default: a temporary folder)"

@@ -7,7 +7,6 @@ The arguments are those of ``embedkit-train distill``; a folder may occur twice,
 row in OUT.json, whose other rows are kept. Vectors are cached in --work.
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,9 +38,7 @@ class TeacherView:
 
 def main() -> None:
     """Measure one row, print and write it."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser(__doc__)
     parser.add_argument("name")
     parser.add_argument("--teacher", action="append", required=True)
     parser.add_argument("--prompt", action="append", help="once, or once for each teacher")

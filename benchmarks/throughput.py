@@ -15,7 +15,6 @@ models of HPD's Table 1.
 
 import argparse
 import contextlib
-import os
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,13 +35,9 @@ from peers.worker import PeerFailed, Worker, alternate, best_setting
 
 def arguments() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser(__doc__)
     common.add_text_arguments(parser, default_limit=2048)
-    parser.add_argument(
-        "--model", type=common.model_folder, required=True, help="model folder with fp32 weights"
-    )
+    common.add_model(parser, fp32=True)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument(
         "--lengths",
@@ -71,7 +66,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--isa", help="limit all candidates to this instruction set: avx2 (embedkit also: avx2_vnni)"
     )
-    parser.add_argument("--threads", type=common.positive, default=len(os.sched_getaffinity(0)))
+    common.add_threads(parser)
     parser.add_argument(
         "--rounds", type=common.positive, default=5, help="alternating runs of each candidate (default: 5)"
     )
@@ -201,8 +196,7 @@ def measure(
 
     def keep(part: dict[str, Any]) -> None:
         # Write what there is so far, in case the program is stopped.
-        if options.json:
-            common.write_json(options.json, part, finished=False)
+        common.write_json(options.json, part, finished=False)
 
     vectors: dict[str, np.ndarray] = {}
     for group in _by_precision(chosen) if options.by_precision else [chosen]:
@@ -432,8 +426,7 @@ def main() -> None:
         if options.profile:
             found = stages.run(options, model, texts)
             print(stages.show(found))
-            if options.json:
-                common.write_json(options.json, found)
+            common.write_json(options.json, found)
             if options.plot:
                 stages.plot(found, options.plot)
             return
@@ -441,8 +434,7 @@ def main() -> None:
         write_calibration(model, converted, rest)
         result = measure(options, model, converted, texts)
     print(show(result))
-    if options.json:
-        common.write_json(options.json, result)
+    common.write_json(options.json, result)
     if options.plot:
         plot(result, options.plot)
 

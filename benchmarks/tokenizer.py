@@ -193,17 +193,16 @@ def main() -> None:
             ["threads", "texts", "tokenizer", "texts/s", "MB/s", "speed-up over encode_batch_fast"], rows
         )
     )
-    if options.json:
-        result = common.report(
-            "tokenizer",
-            machine=machine,
-            versions=found,
-            kind=options.kind,
-            model="trained on the texts" if trained else options.model.name,
-            rounds=options.rounds,
-            threads=results,
-        )
-        common.write_json(options.json, result)
+    result = common.report(
+        "tokenizer",
+        machine=machine,
+        versions=found,
+        kind=options.kind,
+        model="trained on the texts" if trained else options.model.name,
+        rounds=options.rounds,
+        threads=results,
+    )
+    common.write_json(options.json, result)
 
 
 if __name__ == "__main__":

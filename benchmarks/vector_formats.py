@@ -8,7 +8,6 @@ quantization (Faiss' PQ). nDCG@10 on Cranfield, MED and CACM, of codes of the do
 in an index; and Spearman x 100 on the pairs of STS-B dev that are in no test set, of codes on both sides.
 """
 
-import argparse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -98,9 +97,7 @@ def formats(fitted: Vectors) -> Iterator[tuple[str, float, Code, Code]]:
 
 def main() -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = common.parser(__doc__)
     parser.add_argument("model")
     parser.add_argument("--query-prompt", default="")
     parser.add_argument("--precision", default="int8")

@@ -149,10 +149,11 @@ def _recipes() -> str:
     modules: dict[str, Path] = {}
     for path in sorted(RECIPES.glob("*.yaml")):
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        folder, section = ("postprocess",) * 2 if "postprocess" in content else ("objectives", "objective")
+        section = "postprocess" if "postprocess" in content else "objective"
         kind = content[section]["name"]
         recipes.setdefault(kind, []).append(path)
-        modules[kind] = ROOT / "training" / folder / f"{kind}.py"
+        module = "postprocess.py" if section == "postprocess" else f"objectives/{kind}.py"
+        modules[kind] = ROOT / "training" / module
     sections = []
     for kind in sorted(recipes, key=lambda name: (*_ORDER, name).index(name)):
         tree = ast.parse(modules[kind].read_text(encoding="utf-8"))

@@ -11,21 +11,34 @@ from .objectives import objective_class
 from .objectives.base import Objective
 from .recipe import Recipe
 
-__all__ = ["write_card", "write_curve"]
+__all__ = ["front_matter", "recipe_section", "write_card", "write_curve"]
+
+
+def front_matter(license: str, tag: str) -> list[str]:
+    """The lines that the Hub reads of a card; ``tag`` is its name of the task."""
+    return [
+        "---",
+        "library_name: sentence-transformers",
+        f"pipeline_tag: {tag}",
+        f"license: {license}",
+        "tags: [embedkit]",
+        "---",
+    ]
+
+
+def recipe_section(recipe: Recipe) -> list[str]:
+    """The lines of a card that hold the whole recipe."""
+    import yaml
+
+    resolved = yaml.safe_dump(recipe.resolved(), sort_keys=False, allow_unicode=True).rstrip()
+    return ["## Recipe", "", "```yaml", resolved, "```"]
 
 
 def write_card(folder: Path, recipe: Recipe, result: Mapping[str, Any]) -> None:
     """Write the ``README.md`` of a model folder: data, scores, license and the recipe."""
-    import yaml
-
     objective = Objective if recipe.postprocess is not None else objective_class(recipe.objective_name)
     lines = [
-        "---",
-        "library_name: sentence-transformers",
-        f"pipeline_tag: {objective.pipeline_tag}",
-        f"license: {recipe.license}",
-        "tags: [embedkit]",
-        "---",
+        *front_matter(recipe.license, objective.pipeline_tag),
         f"# {recipe.name}",
         "",
         f"{recipe.description}. Made with embedkit.".removeprefix(". "),
@@ -56,11 +69,7 @@ def write_card(folder: Path, recipe: Recipe, result: Mapping[str, Any]) -> None:
         "",
         f"{recipe.license}. The terms of the backbone ({recipe.model.path}) and of the data above apply as well.",
         "",
-        "## Recipe",
-        "",
-        "```yaml",
-        yaml.safe_dump(recipe.resolved(), sort_keys=False, allow_unicode=True).rstrip(),
-        "```",
+        *recipe_section(recipe),
     ]
     (folder / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 

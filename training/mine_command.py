@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -61,32 +62,9 @@ def run(options: argparse.Namespace) -> int:
     from .data.readers import read
     from .hard_negatives import MineOptions, mine_negatives
 
-    if options.anchor == options.positive:
-        raise ValueError(f"--anchor and --positive both name the column {options.anchor!r}; give two")
-    if options.corpus_column is not None and options.corpus is None:
-        raise ValueError("--corpus-column is of the file that --corpus names; give it, too")
-    if options.seed is not None and not options.random:
-        raise ValueError("--seed is of the draw of --random; give it, too")
-    if options.output.suffix not in _FORMATS:
-        raise ValueError(f"{options.output}: unknown kind of file; mine writes {' and '.join(_FORMATS)}")
-    if not options.output.absolute().parent.is_dir():
-        raise FileNotFoundError(f"{options.output}: its folder does not exist; create it first")
-    if options.output.exists():
-        raise FileExistsError(f"{options.output}: already exists; name another file")
-    for path in (options.pairs, options.corpus):
-        if path is not None and not path.is_file():
-            raise FileNotFoundError(f"{path}: no such file")
-    chosen = MineOptions(
-        negatives=options.negatives,
-        range_min=options.range_min,
-        range_max=options.range_max,
-        margin=options.margin,
-        relative_margin=options.relative_margin,
-        min_score=options.min_score,
-        max_score=options.max_score,
-        random=options.random,
-        seed=options.seed or 0,
-    )
+    _check(options)
+    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(MineOptions)}
+    chosen = MineOptions(**values | {"seed": options.seed or 0})
     columns = {"anchor": options.anchor, "positive": options.positive}
     pairs_source = {"path": str(options.pairs), "columns": columns, "skip_blank": options.skip_blank}
     table = read(pairs_source, root=Path())
@@ -121,6 +99,24 @@ def run(options: argparse.Namespace) -> int:
         file=sys.stderr,
     )
     return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.anchor == options.positive:
+        raise ValueError(f"--anchor and --positive both name the column {options.anchor!r}; give two")
+    if options.corpus_column is not None and options.corpus is None:
+        raise ValueError("--corpus-column is of the file that --corpus names; give it, too")
+    if options.seed is not None and not options.random:
+        raise ValueError("--seed is of the draw of --random; give it, too")
+    if options.output.suffix not in _FORMATS:
+        raise ValueError(f"{options.output}: unknown kind of file; mine writes {' and '.join(_FORMATS)}")
+    if not options.output.absolute().parent.is_dir():
+        raise FileNotFoundError(f"{options.output}: its folder does not exist; create it first")
+    if options.output.exists():
+        raise FileExistsError(f"{options.output}: already exists; name another file")
+    for path in (options.pairs, options.corpus):
+        if path is not None and not path.is_file():
+            raise FileNotFoundError(f"{path}: no such file")
 
 
 def _write(path: Path, columns: Mapping[str, Sequence[Any]]) -> int:

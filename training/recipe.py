@@ -9,7 +9,7 @@ import os
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
@@ -22,7 +22,7 @@ from .data.sampler import Schedule
 from .evaluate.collection import check_collection
 from .model import ModelOptions
 from .objectives import OBJECTIVES, objective_class
-from .postprocess import STEPS, Step, step_class
+from .postprocess import MapStep
 from .scores import EVALUATIONS
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class Recipe:
     objective_name: str
     objective: Any
     postprocess_name: str
-    postprocess: Step | None
+    postprocess: MapStep | None
     model: ModelOptions
     data: dict[str, dict[str, Any]]
     training: TrainingOptions
@@ -219,8 +219,7 @@ class Recipe:
     def _what(self) -> dict[str, Any]:
         if self.postprocess is None:
             return {"objective": {"name": self.objective_name, **dataclasses.asdict(self.objective)}}
-        step: Any = self.postprocess
-        return {"postprocess": {"name": self.postprocess_name, **dataclasses.asdict(step)}}
+        return {"postprocess": {"name": self.postprocess_name, **dataclasses.asdict(self.postprocess)}}
 
 
 def list_recipes() -> dict[str, str]:
@@ -323,6 +322,7 @@ def _load(path: Path, overrides: typing.Sequence[str]) -> Recipe:
 
 
 _SECTIONS = ("description", "license", "objective", "postprocess", "model", "data", "training", "evaluation")
+_STEPS: dict[str, type[Any]] = {"linear_map": MapStep}
 
 
 def recipe_of(content: dict[str, Any], name: str, where: str) -> Recipe:
@@ -332,7 +332,7 @@ def recipe_of(content: dict[str, Any], name: str, where: str) -> Recipe:
             if key not in _SECTIONS:
                 raise ValueError(_unknown("section", key, _SECTIONS))
         objective_name, objective = _named("objective", content, OBJECTIVES, objective_class)
-        postprocess_name, postprocess = _named("postprocess", content, STEPS, step_class)
+        postprocess_name, postprocess = _named("postprocess", content, _STEPS, _STEPS.__getitem__)
         if (objective is None) == (postprocess is None):
             raise ValueError("a recipe has either an objective, which is trained, or a postprocess step")
         training = _mapping("training", content.get("training", {}))
@@ -355,37 +355,10 @@ def recipe_of(content: dict[str, Any], name: str, where: str) -> Recipe:
             training=build(TrainingOptions, training, "training"),
             evaluation=build(EvaluationOptions, evaluation, "evaluation"),
         )
-        evaluation = recipe.evaluation
-        for section, sources in (
-            ("data", recipe.data),
-            ("evaluation.dev", evaluation.dev),
-            ("evaluation.pairs", evaluation.pairs),
-        ):
-            for task, source in sources.items():
-                try:
-                    check_source(source)
-                    if section != "data":
-                        check_not_drawn(source)
-                except ValueError as error:
-                    raise ValueError(f"{section}.{task}: {error}") from None
-        if postprocess is not None and (recipe.training.epochs > 0 or recipe.training.max_steps > 0):
-            raise ValueError(
-                "a postprocess step trains nothing: leave out training.epochs and training.max_steps"
-            )
-        for task, source in recipe.data.items() if postprocess is not None else ():
-            if other := sorted(set(source.get("prompts") or {}) - {"text"}):
-                raise ValueError(f"data.{task}: prompts names {other[0]!r}; a postprocess step reads text")
-            if source.get("weighted_fraction") is not None:
-                raise ValueError(f"data.{task}: weighted_fraction is for training; use balanced_fraction")
-        if postprocess is not None and (evaluation.dev or evaluation.holdout):
-            raise ValueError(
-                "evaluation.dev is scored by an objective, and the recipe has none; use sts_dev or test"
-            )
-        if postprocess is not None and evaluation.select is not None:
-            raise ValueError(
-                "evaluation.select chooses among checkpoints, and a postprocess step has none; remove it"
-            )
-        for own, collection in evaluation.retrieval.items():
+        _check_sources(recipe)
+        if postprocess is not None:
+            _check_postprocess(recipe)
+        for own, collection in recipe.evaluation.retrieval.items():
             try:
                 check_collection(collection)
             except ValueError as error:
@@ -397,8 +370,45 @@ def recipe_of(content: dict[str, Any], name: str, where: str) -> Recipe:
         raise ValueError(f"{where}: {error}") from None
 
 
+def _check_sources(recipe: Recipe) -> None:
+    """Refuse a source of data or dev sets that cannot be read."""
+    for section, sources in (
+        ("data", recipe.data),
+        ("evaluation.dev", recipe.evaluation.dev),
+        ("evaluation.pairs", recipe.evaluation.pairs),
+    ):
+        for task, source in sources.items():
+            try:
+                check_source(source)
+                if section != "data":
+                    check_not_drawn(source)
+            except ValueError as error:
+                raise ValueError(f"{section}.{task}: {error}") from None
+
+
+def _check_postprocess(recipe: Recipe) -> None:
+    """Refuse what is only of a training."""
+    if recipe.training.epochs > 0 or recipe.training.max_steps > 0:
+        raise ValueError(
+            "a postprocess step trains nothing: leave out training.epochs and training.max_steps"
+        )
+    for task, source in recipe.data.items():
+        if other := sorted(set(source.get("prompts") or {}) - {"text"}):
+            raise ValueError(f"data.{task}: prompts names {other[0]!r}; a postprocess step reads text")
+        if source.get("weighted_fraction") is not None:
+            raise ValueError(f"data.{task}: weighted_fraction is for training; use balanced_fraction")
+    if recipe.evaluation.dev or recipe.evaluation.holdout:
+        raise ValueError(
+            "evaluation.dev is scored by an objective, and the recipe has none; use sts_dev or test"
+        )
+    if recipe.evaluation.select is not None:
+        raise ValueError(
+            "evaluation.select chooses among checkpoints, and a postprocess step has none; remove it"
+        )
+
+
 def _named(
-    section: str, content: dict[str, Any], known: dict[str, str], load: Callable[[str], type[Any]]
+    section: str, content: dict[str, Any], known: Collection[str], load: Callable[[str], type[Any]]
 ) -> tuple[str, Any]:
     """The name and the checked options of the section's objective or step; ("", None) without the section."""
     if section not in content:

@@ -164,7 +164,7 @@ def facts(recipe: Recipe, tables: Mapping[str, Table], checks: dict[str, Any], d
 
 def finish(
     recipe: Recipe,
-    save: Callable[[Path], None],
+    save: Callable[[Path], object],
     result: dict[str, Any],
     history: list[dict[str, Any]],
     *,

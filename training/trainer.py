@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import logging
 import math
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ import torch
 import transformers
 from transformers.trainer_callback import TrainerCallback, TrainerState
 
+from .. import Encoder
 from ..files import expanded
 from ..model_folder.families import architecture_of
 from ..model_folder.json_file import read_json
@@ -31,10 +34,10 @@ from .data.texts import Chain
 from .dataset import Examples, Repeated
 from .dev import DevSets, Evaluator, add_scores
 from .loop import Batches, Loop, check_reports, optimizer, trainer_arguments
-from .model import quiet
+from .model import ModelOptions, quiet
 from .objectives import objective_class
 from .objectives.base import Arrays, Objective
-from .postprocess import Step
+from .postprocess import MapStep, fit_map
 from .precision import check_launcher, precision_for
 from .processes import process_rank, world_size
 from .recipe import Recipe
@@ -187,24 +190,29 @@ def _train(
 
 
 def _postprocess(
-    recipe: Recipe, step: Step, tables: Mapping[str, Table], *, output: Path, root: Path
+    recipe: Recipe, step: MapStep, tables: Mapping[str, Table], *, output: Path, root: Path
 ) -> dict[str, Any]:
     """Apply the post-processing step of a recipe, then score and write the model."""
     sets = DevSets(recipe.evaluation, root)
     checks = _check_data(recipe, lambda task, table: ("text",), tables, {}, root=root, sets=sets)
     prompts = [(source.get("prompts") or {}).get("text", "") for source in recipe.data.values()]
     texts = Chain((table.texts("text") for table in tables.values()), prompts)
-    # texts that have their prompts already are read without the model's own
-    model = step.apply(recipe.model, texts, prompt="" if any(prompts) else None)
-    result = facts(recipe, tables, checks, "cpu") | {
-        **_dev_pairs(sets),
-        "steps": 0,
-        "train_seconds": 0.0,
-        "best_step": None,
-        "dev": sets.scores(model),
-        "majority": {},
-    }
-    finish(recipe, model.save, result, [], output=output, root=root)
+    if recipe.model != ModelOptions(path=recipe.model.path):
+        raise ValueError("postprocess linear_map takes a model folder as it is; set only model.path")
+    with tempfile.TemporaryDirectory(prefix="embedkit-") as scratch:
+        folder = Path(scratch) / "model"
+        # texts that have their prompts already are read without the model's own
+        fit_map(recipe.model.path, texts, folder, step, prompt="" if any(prompts) else None)
+        result = facts(recipe, tables, checks, "cpu") | {
+            **_dev_pairs(sets),
+            "steps": 0,
+            "train_seconds": 0.0,
+            "best_step": None,
+            "dev": sets.scores(Encoder(folder, threads=torch.get_num_threads())),
+            "majority": {},
+        }
+        copy = functools.partial(shutil.copytree, folder, dirs_exist_ok=True)
+        finish(recipe, copy, result, [], output=output, root=root)
     return result
 
 

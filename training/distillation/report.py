@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ...encoder import Encoder
 from ...output import unit
+from ..card import front_matter, recipe_section
 from ..recipe import Recipe
 from ..teacher import TeacherOptions, encode_prompted, variance_scale
 from ..whole_file import write_text
@@ -129,8 +130,6 @@ def _cost(encoder: Encoder, texts: Sequence[str]) -> dict[str, Any]:
 
 
 def _card(recipe: Recipe, report: Mapping[str, Any]) -> str:
-    import yaml
-
     counted, readings = "texts", ""
     if recipe.model.prompts.get("query"):  # the files have the short texts twice
         counted = "readings of texts"
@@ -143,12 +142,7 @@ def _card(recipe: Recipe, report: Mapping[str, Any]) -> str:
         "megabytes": "MB",
     }
     lines = [
-        "---",
-        "library_name: sentence-transformers",
-        "pipeline_tag: sentence-similarity",
-        f"license: {recipe.license}",
-        "tags: [embedkit]",
-        "---",
+        *front_matter(recipe.license, "sentence-similarity"),
         f"# {recipe.name}",
         "",
         f"{recipe.description}, made by `embedkit-train distill` from {report['texts']:,} {counted} without labels"
@@ -175,14 +169,7 @@ def _card(recipe: Recipe, report: Mapping[str, Any]) -> str:
     if report["dev"]:
         lines += ["", "## Dev scores", "", "| set | score |", "|---|---|"]
         lines += [f"| {name} | {value:.2f} |" for name, value in report["dev"].items()]
-    lines += [
-        "",
-        "## Recipe",
-        "",
-        "```yaml",
-        yaml.safe_dump(recipe.resolved(), sort_keys=False, allow_unicode=True).rstrip(),
-        "```",
-    ]
+    lines += ["", *recipe_section(recipe)]
     return "\n".join(lines) + "\n"
 
 

@@ -11,7 +11,7 @@ column.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -135,16 +135,10 @@ def _untested(
 ) -> dict[str, PairSet]:
     """The pairs of sets that no test set contains; ``of_2012`` are in the table of STS12 train."""
     sets = _scored_sets(folder / "sts_en.tsv.gz", {**_STS, **wanted})
-    tested = {_pair_key(pair) for name in _STS for pair in sets[name].pairs}
+    tested = [pair for name in _STS for pair in sets[name].pairs]
     if of_2012:
         sets |= _scored_sets(folder / "sts12_train.tsv.gz", of_2012)
-    return {
-        name: PairSet(
-            [pair for pair in sets[name].pairs if _pair_key(pair) not in tested],
-            f"{sets[name].source}, without pairs of the test sets",
-        )
-        for name in (*wanted, *(of_2012 or ()))
-    }
+    return _without(sets, (*wanted, *(of_2012 or ())), tested, "the test sets")
 
 
 def sts_unseen_sets(data: Data = None) -> dict[str, PairSet]:
@@ -160,13 +154,20 @@ def sts_unseen_sets(data: Data = None) -> dict[str, PairSet]:
     selected = [*sets["STS-B dev"].pairs]
     for one in _scored_sets(folder / "sts12_train.tsv.gz", _STS12_TRAIN).values():
         selected += one.pairs
-    seen = {_pair_key(pair) for pair in selected}
+    return _without(sets, _STS, selected, "STS-B dev and STS12 train")
+
+
+def _without(
+    sets: Mapping[str, PairSet], names: Iterable[str], pairs: Iterable[Pair], what: str
+) -> dict[str, PairSet]:
+    """The sets ``names`` without ``pairs``, which are those of ``what``."""
+    left_out = {_pair_key(pair) for pair in pairs}
     return {
         name: PairSet(
-            [pair for pair in sets[name].pairs if _pair_key(pair) not in seen],
-            f"{sets[name].source}, without pairs of STS-B dev and STS12 train",
+            [pair for pair in sets[name].pairs if _pair_key(pair) not in left_out],
+            f"{sets[name].source}, without pairs of {what}",
         )
-        for name in _STS
+        for name in names
     }
 
 

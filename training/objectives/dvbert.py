@@ -20,30 +20,19 @@ SBERT: CE(y, p), and (cos(u, v) - y)^2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from ..data.readers import Table
-from ..model import SentenceModel
-from .base import (
-    Arrays,
-    Objective,
-    accuracy,
-    check_choice,
-    check_labels,
-    check_positive,
-    class_names,
-    spearman_percent,
-)
+from .base import Arrays, check_choice, check_positive
 from .cross_encoder import probabilities
-from .sbert import CONCATENATIONS, feature_size, features
+from .sbert import CONCATENATIONS, Sbert, features
 from .teachers import teacher_outputs
 
 __all__ = ["DvBert", "DvBertOptions", "distillation_loss", "divergence", "squared_error"]
@@ -121,25 +110,11 @@ def distillation_loss(
     return distance(mixed, output[:, None]).sum(1)
 
 
-class DvBert(Objective):
+class DvBert(Sbert):
     """A siamese encoder that learns from cross-encoders."""
 
     Options: ClassVar[type[Any]] = DvBertOptions
     options: DvBertOptions
-    encoder: SentenceModel
-
-    def __init__(self, encoder: SentenceModel, options: DvBertOptions, tables: Mapping[str, Table]) -> None:
-        """Create the classifier for the classes of the tasks."""
-        super().__init__(encoder, options, tables)
-        self._classes: tuple[str, ...] = ()
-        if options.loss == "classification":
-            self._classes = class_names(tables)
-            width = feature_size(encoder.dimension, options.concatenation)
-            self.classifier = nn.Linear(width, len(self._classes), bias=False)
-
-    def check(self, where: str, task: str, table: Table) -> None:
-        """See `Objective.check`."""
-        check_labels(where, table, self.options.loss, self._classes, self.options.max_score)
 
     def prepare(self, task: str, table: Table, cache: Path) -> Arrays:
         """The labels and, for training data, the teachers' outputs: ``teachers (n, K, classes)``."""
@@ -172,9 +147,3 @@ class DvBert(Objective):
             regression=self.options.loss == "regression",
         )
         return {"loss": loss.mean(), **told}
-
-    def score(self, task: str, outputs: Arrays, arrays: Arrays) -> dict[str, float]:
-        """Accuracy, or Spearman's rank correlation."""
-        if self.options.loss == "classification":
-            return {"accuracy": accuracy(outputs["logits"], arrays["label"])}
-        return {"spearman": spearman_percent(outputs["cosine"], arrays["label"])}

@@ -89,11 +89,10 @@ class Sbert(Objective):
     """Classification, regression or triplets on a siamese encoder."""
 
     Options: ClassVar[type[Any]] = SbertOptions
-    options: SbertOptions
     encoder: SentenceModel
 
-    def __init__(self, encoder: SentenceModel, options: SbertOptions, tables: Mapping[str, Table]) -> None:
-        """Create the classifier for the classes of the tasks."""
+    def __init__(self, encoder: SentenceModel, options: Any, tables: Mapping[str, Table]) -> None:
+        """Create the classifier for the classes of the tasks; ``options`` are an instance of `Options`."""
         super().__init__(encoder, options, tables)
         if options.loss == "triplet":
             self.fields = ("anchor", "positive", "negative")

@@ -211,6 +211,8 @@ def test_scores_of_a_mapped_model_are_those_of_its_folder(
     (by_default / "config_sentence_transformers.json").write_text(json.dumps(settings), encoding="utf-8")
     other = dataclasses.replace(recipe, data={"texts": source}, model=ModelOptions(str(by_default)))
     train(other, tmp_path / "alone")
+    with pytest.raises(ValueError, match=r"set only model\.path"):
+        train(dataclasses.replace(recipe, model=ModelOptions(str(folder), max_length=8)), tmp_path / "cut")
     alone = Encoder(tmp_path / "alone" / "model").encode("the day", prompt="")
     np.testing.assert_allclose(alone, mapped[1], atol=1e-5)
 

@@ -13,9 +13,8 @@ pytest.importorskip("sklearn")
 pytest.importorskip("torch")
 
 from embedkit.training import StaticOptions, distill_static
-from embedkit.training.linear_map import LinearMap, fit, whiten_partly
-from embedkit.training.model import ModelOptions
-from embedkit.training.postprocess.linear_map import MapStep, append_map, fit_map
+from embedkit.training.linear_map import fit, whiten_partly
+from embedkit.training.postprocess import MapStep, fit_map
 
 from embedkit import Encoder
 from embedkit.model_folder.saving import compose_dense
@@ -116,9 +115,9 @@ def test_folder_holds_the_map(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_map_keeps_the_similarity(make_model: MakeModel, texts: list[str]) -> None:
-    source = make_model(similarity_fn_name="dot")
-    assert MapStep(4).apply(ModelOptions(str(source)), texts).similarity_fn_name == "dot"
+def test_a_map_keeps_the_similarity(make_model: MakeModel, texts: list[str], tmp_path: Path) -> None:
+    fit_map(str(make_model(similarity_fn_name="dot")), texts, tmp_path / "model", MapStep(4))
+    assert Encoder(tmp_path / "model").similarity_fn_name == "dot"
 
 
 def test_a_plain_transformers_folder(make_model: MakeModel, texts: list[str], tmp_path: Path) -> None:
@@ -144,8 +143,6 @@ def test_refusals_leave_nothing_behind(
 ) -> None:
     output = tmp_path / "model"
     monkeypatch.setattr(Encoder, "encode", None)  # which takes longest
-    with Encoder(make_model()) as encoder, pytest.raises(ValueError, match="takes 5 dimensions"):
-        append_map(encoder, LinearMap(np.zeros((5, 2), np.float32), np.zeros(5, np.float32)), output)
     with pytest.raises(ValueError, match="from 1 to 32"):
         fit_map(str(make_model()), texts, output, MapStep(33))
     with pytest.raises(ValueError, match="5 sentences are too few for 12"):

@@ -19,7 +19,7 @@ from embedkit.training import backbone
 from embedkit.training.linear_map import LinearMap
 from embedkit.training.lora import LoraOptions
 from embedkit.training.model import ModelOptions, Projection, SentenceModel, options_of
-from embedkit.training.postprocess.linear_map import append_map
+from embedkit.training.postprocess import append_map
 from safetensors.numpy import load_file
 from tiny_families import KINDS, tiny
 

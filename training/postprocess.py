@@ -9,30 +9,26 @@ layer without an activation whose bias is -W^T mean, so that `embedkit.Encoder` 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from shutil import copytree
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import torch
 
-from ... import Encoder
-from ...arguments import check_fp32
-from ...model_folder.folder import open_folder
-from ...model_folder.saving import DenseWeights, append_dense, check_new_folder, check_one_route, new_folder
-from ..backbone import root_folder
-from ..linear_map import LinearMap, check_dimension, fit, sample_distinct
-from ..model import ModelOptions
+from .. import Encoder
+from ..arguments import check_fp32
+from ..model_folder.folder import open_folder
+from ..model_folder.saving import DenseWeights, append_dense, check_new_folder, check_one_route, new_folder
+from .backbone import root_folder
+from .linear_map import LinearMap, check_dimension, fit, sample_distinct
 
 __all__ = ["MapStep", "append_map", "fit_map"]
 
 
 @dataclass(frozen=True)
 class MapStep:
-    """A linear map after a model.
+    """A linear map after a model: the ``postprocess`` section of a recipe.
 
     Attributes:
         dimension: of the new vectors.
@@ -48,44 +44,6 @@ class MapStep:
         """Check the values."""
         if self.samples < 2:
             raise ValueError(f"postprocess.samples must be 2 or more, not {self.samples}")
-
-    def apply(self, model: ModelOptions, texts: Sequence[str], prompt: str | None = None) -> MappedModel:
-        """Fit the map on the vectors of ``texts``; see `Step.apply`."""
-        if model != ModelOptions(path=model.path):
-            raise ValueError("postprocess linear_map takes a model folder as it is; set only model.path")
-        return MappedModel(model.path, texts, self, prompt)
-
-
-class MappedModel:
-    """A model folder with a map after it, in a temporary folder."""
-
-    def __init__(self, model: str, texts: Sequence[str], step: MapStep, prompt: str | None = None) -> None:
-        """Fit the map; see `fit_map`."""
-        self._scratch = tempfile.TemporaryDirectory(prefix="embedkit-")
-        self._folder = Path(self._scratch.name) / "model"
-        fit_map(model, texts, self._folder, step, prompt)
-        self._encoder = Encoder(self._folder, threads=torch.get_num_threads())
-
-    @property
-    def similarity_fn_name(self) -> str:
-        """By which its vectors are compared, as `Encoder.similarity_fn_name`."""
-        return self._encoder.similarity_fn_name
-
-    def encode(self, sentences: Sequence[str], *, prompt: str | None = None) -> Any:
-        """See `Result.encode`."""
-        return self._encoder.encode(list(sentences), prompt=prompt)
-
-    def encode_query(self, sentences: Sequence[str]) -> Any:
-        """See `Result.encode_query`."""
-        return self._encoder.encode_query(list(sentences))
-
-    def encode_document(self, sentences: Sequence[str]) -> Any:
-        """See `Result.encode_document`."""
-        return self._encoder.encode_document(list(sentences))
-
-    def save(self, folder: Path) -> None:
-        """See `Result.save`."""
-        copytree(self._folder, folder, dirs_exist_ok=True)
 
 
 def fit_map(
@@ -125,16 +83,6 @@ def append_map(encoder: Encoder, linear_map: LinearMap, output: Path) -> None:
         FileExistsError: ``output`` is not empty.
         ValueError: the map's input is not the encoder's vectors, the encoder's weights are int8, or it has a Router.
     """
-    width = linear_map.weight.shape[0]
-    if width != encoder.get_embedding_dimension():
-        raise ValueError(
-            f"the map takes {width} dimensions, the model has {encoder.get_embedding_dimension()}; "
-            "fit it on this model's vectors"
-        )
-    if encoder.truncate_dim is not None:
-        raise ValueError(
-            "the model truncates its vectors; set its truncate_dim to None, and fit the map anew"
-        )
     with new_folder(output) as work:
         encoder.save(work, precision="fp32")
         append_dense(work, DenseWeights(np.ascontiguousarray(linear_map.weight.T), linear_map.bias))
