@@ -50,3 +50,13 @@ class FakeEncoder:
         return vectors
 
     encode_query = encode_document
+
+
+class Counting(FakeEncoder):
+    """Counts the documents that it encodes."""
+
+    texts = 0
+
+    def encode_document(self, sentences: list[str], **options: Any) -> Any:
+        self.texts += len(sentences)
+        return super().encode_document(sentences, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import functools
 import os
 import re
 import subprocess
@@ -75,12 +76,13 @@ def test_tests_that_a_page_cites_exist(cited: Path) -> None:
     for file, name in re.findall(r"`(tests/[\w./-]+?)(?:::(\w+))?`", text):
         assert (ROOT / file).exists(), f"{cited.name}: there is no {file}"
         if name:
-            functions = {
-                node.name
-                for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8")))
-                if isinstance(node, ast.FunctionDef)
-            }
-            assert name in functions, f"{cited.name}: {file} has no test {name}"
+            assert name in _functions(ROOT / file), f"{cited.name}: {file} has no test {name}"
+
+
+@functools.cache
+def _functions(file: Path) -> set[str]:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
 def test_links_lead_somewhere(page: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tiny random models of the families since BERT's, of transformers' own classes, with a tokenizer."""
+"""Tiny random models of all families but BERT's, of transformers' own classes, with a tokenizer."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ DEBERTA = {
     "pos_att_type": ["p2c", "c2p"], "position_biased_input": False, "type_vocab_size": 0,
     "max_position_embeddings": 800,
 }  # fmt: skip
+TWO_LAYERS = {**SHAPE, "num_hidden_layers": 2}
+ROBERTA = {**SHAPE, "type_vocab_size": 1, "pad_token_id": 1, "max_position_embeddings": 802}
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
@@ -88,15 +90,22 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma-causal": ("Gemma3TextConfig", {**DECODER, "query_pre_attn_scalar": 14, "sliding_window": 9}),
-    "camembert": (
-        "CamembertConfig",
-        {**SHAPE, "type_vocab_size": 1, "pad_token_id": 1, "max_position_embeddings": 802},
+    "mpnet": ("MPNetConfig", {**TWO_LAYERS, "max_position_embeddings": 802}),
+    "roformer": ("RoFormerConfig", {**TWO_LAYERS, "embedding_size": 40}),
+    "roformer-projected": ("RoFormerConfig", {**TWO_LAYERS, "embedding_size": 24, "rotary_value": True}),
+    "roformer-odd": (
+        "RoFormerConfig",
+        {**TWO_LAYERS, "embedding_size": 17, "hidden_size": 36, "num_attention_heads": 6},
     ),
+    "roberta": ("RobertaConfig", {**ROBERTA, "num_hidden_layers": 2}),
+    "xlm-roberta": ("XLMRobertaConfig", {**ROBERTA, "num_hidden_layers": 2}),
+    "distilbert": (
+        "DistilBertConfig",
+        {"dim": 40, "n_layers": 2, "n_heads": 4, "hidden_dim": 72, "max_position_embeddings": 800},
+    ),
+    "camembert": ("CamembertConfig", ROBERTA),
     "electra": ("ElectraConfig", {**SHAPE, "embedding_size": 24, "max_position_embeddings": 800}),
-    "data2vec": (
-        "Data2VecTextConfig",
-        {**SHAPE, "type_vocab_size": 1, "pad_token_id": 1, "max_position_embeddings": 802},
-    ),
+    "data2vec": ("Data2VecTextConfig", ROBERTA),
     "ernie": ("ErnieConfig", {**SHAPE, "max_position_embeddings": 800}),
     "ernie-tasks": ("ErnieConfig", {**SHAPE, "max_position_embeddings": 800, "use_task_id": True}),
     "eurobert": ("EuroBertConfig", DECODER),
@@ -142,6 +151,8 @@ def randomize(model: Any) -> Any:
     gemma = "Gemma" in type(model).__name__
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if not parameter.requires_grad:
+                continue  # RoFormer's sines and cosines
             spread = 0.3 if parameter.ndim == 1 else 1.2 / parameter.shape[-1] ** 0.5
             if name.endswith("SelfAttention.q.weight"):  # T5 does not divide the scores
                 spread /= model.config.d_kv**0.5

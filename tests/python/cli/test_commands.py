@@ -19,11 +19,7 @@ from embedkit.index import Document, Index, ResumeError
 from embedkit.index.storage import writer_lock
 from embedkit.index.storage.layout import Writer
 
-
-@pytest.fixture(autouse=True)
-def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("embedkit.Encoder", FakeEncoder, raising=False)
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("fake")
 
 
 def write(name: str, begin: int, end: int, word: str = "text") -> str:

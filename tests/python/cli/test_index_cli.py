@@ -39,10 +39,7 @@ sys.exit(main())
 """
 
 
-@pytest.fixture(autouse=True)
-def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("embedkit.Encoder", FakeEncoder, raising=False)
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("fake")
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_encoder import FakeEncoder
+from fake_encoder import Counting, FakeEncoder
 
 from embedkit.cli.main import main
 from embedkit.documents import InputError
@@ -29,14 +29,6 @@ from embedkit.index.sync import FolderSettings, sync
 
 TESTS = Path(__file__).parents[1]
 WHOLE = FolderSettings(whole_text=True)
-
-
-class Counting(FakeEncoder):
-    texts = 0
-
-    def encode_document(self, sentences: list[str], **options: Any) -> Any:
-        self.texts += len(sentences)
-        return super().encode_document(sentences, **options)
 
 
 def write(folder: Path, contents: dict[str, str]) -> None:

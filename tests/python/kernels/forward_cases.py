@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from embedkit.kernels.attention_tiles import max_attention_tiles
 from embedkit.kernels.forward import PackedEncoder
 from embedkit.kernels.modern_forward import ModernEncoder
 from embedkit.kernels.pool_project_normalize import pool_project_normalize
+from packed_texts import LENGTHS, check_alone, check_pooled, expected, of_fixed_size
+from packed_texts import texts as random_texts
 from safetensors.numpy import load_file, save_file
 from tiny_families import tiny as tiny_family
-from torch import Tensor
 from torch.nn.functional import cosine_similarity
-from triton_harness import DEVICE, round_to_fp8
+from triton_harness import DEVICE, WHOLE, round_to_fp8
 
 from embedkit.model_folder.folder import open_folder
 
@@ -31,8 +31,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "roformer": ("RoFormerConfig", {"embedding_size": 40}),
     "roformer-projected": ("RoFormerConfig", {"embedding_size": 24, "rotary_value": True}),
 }
-# Texts of one token, several in a tile, one of more than a tile, and a padding token in the middle.
-LENGTHS = [1, 5, 9, 70, 20]
 
 
 @pytest.fixture(scope="module")
@@ -62,16 +60,9 @@ def tiny(path: Path, kind: str) -> tuple[Path, Any]:
 
 
 def texts() -> list[Any]:
-    random = np.random.default_rng(0)
-    rows = [random.integers(2, 50, size=length) for length in LENGTHS]
-    rows[2][4] = 1  # takes no position in RoBERTa and MPNet
-    return [rows[0], [], *rows[1:]]
-
-
-def expected(model: Any, rows: list[Any]) -> Tensor:
-    parts = [torch.as_tensor(row)[None] for row in rows if len(row)]
-    with torch.no_grad():
-        return torch.cat([model(input_ids=ids).last_hidden_state[0] for ids in parts])
+    rows = random_texts()
+    rows[3][4] = 1  # takes no position in RoBERTa and MPNet
+    return rows
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -79,40 +70,25 @@ def test_against_transformers(kind: str, models: dict[str, Any]) -> None:
     path, model = models[kind]
     encoder = PackedEncoder(open_folder(path), device=DEVICE)
     rows = texts()
-    used = sum(LENGTHS)
-    # As in a CUDA graph: fixed numbers of tokens, sequences and tiles.
-    total = used + 9
-    batch = encoder.pack(rows, tokens=total, sequences=10, tiles=max_attention_tiles(total))
-    hidden = encoder(batch)
-    assert hidden.shape == (total, 40)
-    assert hidden.isfinite().all()
-    torch.testing.assert_close(hidden[:used].cpu(), expected(model, rows), rtol=0, atol=2e-5)
+    batch, hidden = of_fixed_size(encoder, rows)
+    torch.testing.assert_close(hidden[: sum(LENGTHS)].cpu(), expected(model, rows), rtol=0, atol=2e-5)
     vectors = pool_project_normalize(hidden, batch.cu_seqlens, normalize=True)
     assert vectors.shape == (10, 40)
     assert not vectors[[1, 6, 7, 8, 9]].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
-@pytest.mark.parametrize("kind", ["mpnet", "roformer-projected"])
+@pytest.mark.parametrize("kind", ["mpnet", "roformer-projected"] if WHOLE else ["roformer-projected"])
 def test_half_precision(kind: str, dtype: torch.dtype, models: dict[str, Any]) -> None:
     path, model = models[kind]
     encoder = PackedEncoder(open_folder(path), dtype=dtype, device=DEVICE)
-    batch = encoder.pack(texts())
-    pooled = pool_project_normalize(encoder(batch), batch.cu_seqlens)
-    wanted = pool_project_normalize(expected(model, texts()).to(DEVICE), batch.cu_seqlens)
-    cosine = cosine_similarity(pooled, wanted)[torch.tensor([0, 2, 3, 4, 5])]
     # The interpreter cuts the bits that bfloat16 lacks; a GPU rounds to the nearest.
-    assert cosine.min() > (0.9999 if dtype == torch.float16 else 0.998)
+    check_pooled(encoder, model, texts(), 0.9999 if dtype == torch.float16 else 0.998)
 
 
 def test_a_text_alone_and_no_texts(models: dict[str, Any]) -> None:
     path, _ = models["bert"]
-    encoder = PackedEncoder(open_folder(path), device=DEVICE)
-    rows = texts()
-    together = encoder(encoder.pack(rows)).split([len(row) for row in rows])
-    for row, hidden in zip(rows, together, strict=True):
-        torch.testing.assert_close(encoder(encoder.pack([row])), hidden, rtol=0, atol=2e-5)
-    assert encoder(encoder.pack([])).shape == (0, 40)
+    check_alone(PackedEncoder(open_folder(path), device=DEVICE), texts(), 2e-5)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +153,9 @@ def test_an_int8_folder_is_multiplied_out(models: dict[str, Any], tmp_path: Path
 
 # Odd sizes throughout, so that no group of 128 columns is whole.
 @pytest.mark.parametrize("products", ["int8", "fp8"])
-@pytest.mark.parametrize("kind", ["bert", "mpnet", "roformer-projected"])
+@pytest.mark.parametrize(
+    "kind", ["bert", "mpnet", "roformer-projected"] if WHOLE else ["bert", "roformer-projected"]
+)
 def test_products_in_8_bits(
     kind: str, products: Any, models: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,10 +164,7 @@ def test_products_in_8_bits(
         pytest.skip("fp8 needs compute capability 8.9")
     path, model = models[kind]
     encoder = PackedEncoder(open_folder(path), products=products, device=DEVICE)
-    total = sum(LENGTHS) + 9
-    batch = encoder.pack(texts(), tokens=total, sequences=10, tiles=max_attention_tiles(total))
-    hidden = encoder(batch)
-    assert hidden.isfinite().all()
+    _, hidden = of_fixed_size(encoder, texts())
     wanted = expected(model, texts()).to(DEVICE)
     cosine = cosine_similarity(hidden[: len(wanted)], wanted)
     # Random weights are harder on 8 bits than trained ones.

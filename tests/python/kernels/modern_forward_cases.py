@@ -5,16 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
-from embedkit.kernels.attention_tiles import max_attention_tiles
-from embedkit.kernels.pool_project_normalize import pool_project_normalize
-from tiny_families import auto_class
-from torch import Tensor
-from torch.nn.functional import cosine_similarity
-from triton_harness import DEVICE
+from packed_texts import LENGTHS, check_alone, check_pooled, expected, of_fixed_size, texts
+from tiny_families import auto_class, randomize
+from triton_harness import DEVICE, WHOLE
 
 from embedkit.backends.packed_model import encoder_class
 from embedkit.model_folder.folder import open_folder
@@ -52,8 +48,6 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "electra": ("ElectraConfig", {**SHAPE, "embedding_size": 24}),
     "albert": ("AlbertConfig", {**SHAPE, "embedding_size": 24, "num_hidden_groups": 1}),
 }
-# Texts of one token, several in a tile, ends of windows, and one of more than a tile and than the trained length.
-LENGTHS = [1, 5, 9, 70, 20]
 
 
 def tiny(path: Path, kind: str) -> tuple[Any, Any]:
@@ -61,16 +55,8 @@ def tiny(path: Path, kind: str) -> tuple[Any, Any]:
     name, options = KINDS[kind]
     if not hasattr(transformers, name):
         pytest.skip(f"transformers {transformers.__version__} has no {name}")
-    torch.manual_seed(len(kind))
     config = getattr(transformers, name)(**options)
-    model = auto_class(config.model_type).from_config(config, attn_implementation="eager").eval()
-    with torch.no_grad():
-        for parameter_name, parameter in model.named_parameters():
-            spread = 0.3 if parameter.ndim == 1 else 1.2 / parameter.shape[-1] ** 0.5
-            if parameter_name.endswith("SelfAttention.q.weight"):  # T5 does not divide the scores
-                spread /= model.config.d_kv**0.5
-            norm = "norm" in parameter_name.lower() and "weight" in parameter_name
-            parameter.normal_(1.0 if norm and "Gemma" not in name else 0.0, spread)
+    model = randomize(auto_class(config.model_type).from_config(config, attn_implementation="eager"))
     model.save_pretrained(path)
     return opened(path), model
 
@@ -80,54 +66,28 @@ def opened(path: Path, **options: Any) -> Any:
     return encoder_class(folder)(folder, device=DEVICE, **options)
 
 
-def texts() -> list[Any]:
-    random = np.random.default_rng(0)
-    rows = [random.integers(4, 50, size=length) for length in LENGTHS]
-    return [rows[0], [], *rows[1:]]
-
-
-def expected(model: Any, rows: list[Any]) -> Tensor:
-    parts = [torch.as_tensor(row)[None] for row in rows if len(row)]
-    with torch.no_grad():
-        return torch.cat([model(input_ids=ids).last_hidden_state[0] for ids in parts])
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_against_transformers(kind: str, tmp_path: Path) -> None:
     encoder, model = tiny(tmp_path, kind)
-    used = sum(LENGTHS)
-    # As in a CUDA graph: fixed numbers of tokens, sequences and tiles.
-    total = used + 9
-    batch = encoder.pack(texts(), tokens=total, sequences=10, tiles=max_attention_tiles(total))
-    hidden = encoder(batch)
-    assert hidden.shape == (total, 40)
-    assert hidden.isfinite().all()
+    _, hidden = of_fixed_size(encoder, texts())
     wanted = expected(model, texts())
     torch.testing.assert_close(
-        hidden[:used].cpu(), wanted, rtol=0, atol=2e-5 * max(1.0, wanted.abs().max().item())
+        hidden[: sum(LENGTHS)].cpu(), wanted, rtol=0, atol=2e-5 * max(1.0, wanted.abs().max().item())
     )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
-@pytest.mark.parametrize("kind", ["modernbert", "qwen3", "gemma"])
+@pytest.mark.parametrize("kind", ["modernbert", "qwen3", "gemma"] if WHOLE else ["gemma"])
 def test_half_precision(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
     _, model = tiny(tmp_path, kind)
     encoder = opened(tmp_path, dtype=dtype)
-    batch = encoder.pack(texts())
-    pooled = pool_project_normalize(encoder(batch), batch.cu_seqlens)
-    wanted = pool_project_normalize(expected(model, texts()).to(DEVICE), batch.cu_seqlens)
-    cosine = cosine_similarity(pooled, wanted)[torch.tensor([0, 2, 3, 4, 5])]
     # The interpreter cuts the bits that bfloat16 lacks; a GPU rounds to the nearest.
-    assert cosine.min() > (0.9995 if dtype == torch.float16 else 0.99)
+    check_pooled(encoder, model, texts(), 0.9995 if dtype == torch.float16 else 0.99)
 
 
 def test_alone_and_no_texts(tmp_path: Path) -> None:
     encoder, _ = tiny(tmp_path, "modernbert")
-    rows = texts()
-    together = encoder(encoder.pack(rows)).split([len(row) for row in rows])
-    for row, hidden in zip(rows, together, strict=True):
-        torch.testing.assert_close(encoder(encoder.pack([row])), hidden, rtol=0, atol=5e-5)
-    assert encoder(encoder.pack([])).shape == (0, 40)
+    check_alone(encoder, texts(), 5e-5)
 
 
 def test_products_in_8_bits_are_refused(tmp_path: Path) -> None:

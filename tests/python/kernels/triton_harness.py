@@ -23,6 +23,8 @@ from torch import Tensor
 ROOT = Path(__file__).parents[3]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+# The interpreter takes milliseconds for each program: what another case shows there too runs on a GPU alone.
+WHOLE = DEVICE == "cuda"
 INTERPRETED = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
 # Shared memory that one program may have, bytes; a multiprocessor has 1 KiB more, and takes 1 KiB for each program.
 CAPABILITIES = [80, 86, 89, 90, 100, 120]

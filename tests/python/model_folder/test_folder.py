@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +32,6 @@ def edit(path: Path, **changes: Any) -> None:
     value.update(changes)
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps({k: v for k, v in value.items() if v is not None}))
-
-
-@pytest.fixture
-def folder(make_model: Callable[..., Path], tmp_path: Path) -> Path:
-    """A copy to damage: Transformer, Pooling, Dense, Normalize."""
-    source = make_model(dense=((24, "Tanh", True),), normalize=True, prompts={"query": "query: "})
-    return Path(shutil.copytree(source, tmp_path / "copy"))
 
 
 def test_reads_what_sentence_transformers_wrote(folder: Path) -> None:

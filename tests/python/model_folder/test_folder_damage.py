@@ -15,13 +15,6 @@ import pytest
 from embedkit import Encoder
 
 
-@pytest.fixture
-def folder(make_model: Callable[..., Path], tmp_path: Path) -> Path:
-    """A copy to damage: Transformer, Pooling, Dense, Normalize."""
-    source = make_model(dense=((24, "Tanh", True),), normalize=True, prompts={"query": "query: "})
-    return Path(shutil.copytree(source, tmp_path / "copy"))
-
-
 def edit(path: Path, **changes: Any) -> None:
     """Change keys of a JSON file, which may be new."""
     value = json.loads(path.read_text()) if path.exists() else {}

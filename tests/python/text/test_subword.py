@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from subword_families import FAMILIES, TEXTS, Content, charsmap, family, fuzzed
 from test_code_points import CODE_POINTS, COMMON, NORMALIZATION_TEST
+from tokenizer_pair import check_same_ids
 from tokenizers import AddedToken, Tokenizer, normalizers
 
 from embedkit import _core
@@ -42,14 +43,7 @@ class Pair:
         self.core = self.loaded.core
 
     def check(self, texts: Sequence[str]) -> None:
-        wrong = []
-        for start in range(0, len(texts), 20_000):
-            part = list(texts[start : start + 20_000])
-            expected = self.reference.encode_batch_fast(part, add_special_tokens=False)
-            for text, ids, encoding in zip(part, self.core.encode_batch(part), expected, strict=True):
-                if ids != encoding.ids:
-                    wrong.append((ascii(text)[:200], ids[:20], encoding.ids[:20]))
-        assert not wrong, f"{len(wrong)} of {len(texts)} differ; (text, ids, reference): {wrong[:5]}"
+        check_same_ids(self.core, self.reference, texts)
 
 
 @pytest.fixture(scope="module")

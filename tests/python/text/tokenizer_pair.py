@@ -93,15 +93,19 @@ class Pair:
         )
 
     def check(self, texts: Sequence[str]) -> None:
-        """Every text has equal ids."""
-        wrong = []
-        for start in range(0, len(texts), 20_000):
-            part = list(texts[start : start + 20_000])
-            expected = self.reference.encode_batch_fast(part, add_special_tokens=False)
-            for text, ids, encoding in zip(part, self.core.encode_batch(part), expected, strict=True):
-                if ids != encoding.ids:
-                    wrong.append((ascii(text)[:200], ids[:20], encoding.ids[:20]))
-        assert not wrong, f"{len(wrong)} of {len(texts)} differ; (text, ids, reference): {wrong[:5]}"
+        check_same_ids(self.core, self.reference, texts)
+
+
+def check_same_ids(core: _core.WordPiece | _core.Subword, reference: Tokenizer, texts: Sequence[str]) -> None:
+    """Every text has equal ids."""
+    wrong = []
+    for start in range(0, len(texts), 20_000):
+        part = list(texts[start : start + 20_000])
+        expected = reference.encode_batch_fast(part, add_special_tokens=False)
+        for text, ids, encoding in zip(part, core.encode_batch(part), expected, strict=True):
+            if ids != encoding.ids:
+                wrong.append((ascii(text)[:200], ids[:20], encoding.ids[:20]))
+    assert not wrong, f"{len(wrong)} of {len(texts)} differ; (text, ids, reference): {wrong[:5]}"
 
 
 def special(*, mask_lstrip: bool = False) -> list[AddedToken]:

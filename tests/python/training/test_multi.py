@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,7 @@ from objective_fixtures import losses, make_recipe, nli_source, sts_source, writ
 
 from embedkit import Encoder
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def triplets(path: Path, negatives: int = 1) -> dict[str, Any]:
