@@ -166,7 +166,7 @@ def _is_static(model: str | os.PathLike[str] | None) -> bool:
 
 def load_encoder(
     manifest: Manifest, model: str | os.PathLike[str] | None, threads: int | None, device: str
-) -> TextEncoder:
+) -> Encoder:
     """The encoder that the manifest names, or the one at ``model``, with the settings of the index's own."""
     from .. import Encoder
 

@@ -179,7 +179,7 @@ def _of_index(path: Path, manifest: Manifest, options: Options, metrics: ModelMe
     from ..index.encoder import check_encoder, load_encoder
 
     device = "cpu" if options.device == "auto" else options.device
-    encoder: Any = load_encoder(manifest, None, options.threads, device)
+    encoder = load_encoder(manifest, None, options.threads, device)
     precision = encoder.describe()["precision"]
     if not options.models and options.precision not in ("auto", precision):
         encoder.close()
