@@ -119,16 +119,12 @@ def _export(core: Encoder, target: Path, precision: str) -> Fidelity:
         copy_without_weights(source, work, settings)
         graph = work / source.transformer.relative_to(source.path) / "onnx" / GRAPH
         graph.parent.mkdir()
-        shapes = write_graph(source, graph, precision)
+        write_graph(source, graph, precision)
         for path in graph.parent.iterdir():
             shutil.copymode(work / "modules.json", path)
-        inputs = {name: shape for name, shape in shapes.items() if shape[-1] == "tokens"}
         description: dict[str, Any] = {
             "format": FORMAT,
             "precision": precision,
-            "inputs": inputs,
-            "outputs": {name: shape for name, shape in shapes.items() if name not in inputs},
-            "padding": "right",
             "fingerprint": fingerprint(source, source_weights_hash(source), settings),
             "sha256": {
                 path.relative_to(work).as_posix(): file_hash(path)
