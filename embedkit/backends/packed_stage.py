@@ -500,13 +500,6 @@ class PackedStage:
             return self._device.empty([texts, columns], _DTYPES[request.dtype])
         return host_empty(texts, request)
 
-    def place(self, out: Any, first: int, vectors: npt.NDArray[Any]) -> None:
-        """As `Stage.place`."""
-        if isinstance(out, Tensor):
-            out[first : first + len(vectors)] = torch.from_numpy(vectors).to(out.device)
-        else:
-            out[first : first + len(vectors)] = vectors
-
     def describe(self) -> dict[str, Any]:
         """Precision, budget, graphs and memory."""
         on_device, pinned = self.memory_bytes
