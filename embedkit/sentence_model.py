@@ -21,6 +21,7 @@ from .arguments import (
 )
 from .backends.engine import Counts, Engine, Plan
 from .backends.opening import OpenOptions, open_engine
+from .backends.stage import Request
 from .files import expanded
 from .inputs import check_unicode
 from .loaded_model import LoadedModel
@@ -101,8 +102,15 @@ class SentenceModel(LoadedModel[Engine]):
             normalize=bool(normalize),
             token_embeddings=token_embeddings,
         )
-        ranges = check_ranges(dtype, ranges, engine.folder, width, normalize=bool(normalize))
-        return Plan(prompt, options, dtype, ranges, width, on_device and engine.tensors)
+        request = Request(
+            width,
+            normalize=bool(normalize),
+            dtype=dtype,
+            ranges=check_ranges(dtype, ranges, engine.folder, width, normalize=bool(normalize)),
+            token_embeddings=token_embeddings,
+            on_device=on_device and engine.tensors,
+        )
+        return Plan(prompt, options, request)
 
     @property
     def _own_length(self) -> int | None:
