@@ -46,28 +46,26 @@ _SCORING = {
     "num_workers": "set CrossEncoder(threads=...) instead",
     "activation_fct": "its name is activation_fn",
 }
+_OPENING = {
+    "trust_remote_code": "embedkit never runs code of a model folder",
+    "model_kwargs": _FOLDER_ONLY,
+    "processor_kwargs": _FOLDER_ONLY,
+    "tokenizer_kwargs": _FOLDER_ONLY,
+    "config_kwargs": _FOLDER_ONLY,
+    "model_card_data": "embedkit keeps the README.md of the folder",
+}
 # Arguments of sentence-transformers that are not supported, and why.
 _UNSUPPORTED = {
     "Encoder": {
+        **_OPENING,
         "modules": "give a folder that SentenceTransformer.save_pretrained wrote",
-        "trust_remote_code": "embedkit never runs code of a model folder",
         "use_auth_token": "use token instead",
-        "model_kwargs": _FOLDER_ONLY,
-        "processor_kwargs": _FOLDER_ONLY,
-        "tokenizer_kwargs": _FOLDER_ONLY,
-        "config_kwargs": _FOLDER_ONLY,
-        "model_card_data": "embedkit keeps the README.md of the folder",
     },
     "CrossEncoder": {
-        "trust_remote_code": "embedkit never runs code of a model folder",
+        **_OPENING,
         "automodel_args": _FOLDER_ONLY,
         "tokenizer_args": _FOLDER_ONLY,
         "config_args": _FOLDER_ONLY,
-        "model_kwargs": _FOLDER_ONLY,
-        "processor_kwargs": _FOLDER_ONLY,
-        "tokenizer_kwargs": _FOLDER_ONLY,
-        "config_kwargs": _FOLDER_ONLY,
-        "model_card_data": "embedkit keeps the README.md of the folder",
         "backend": "cross-encoders run on the compiled core only",
         "modules": "give a folder that CrossEncoder.save_pretrained wrote",
         "prompts": "embedkit does not support prompts for cross-encoders; prepend them to the texts",

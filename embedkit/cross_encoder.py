@@ -15,7 +15,8 @@ from .backends.engine import Counts
 from .backends.opening import OpenOptions
 from .backends.pair_engine import PairEngine
 from .inputs import as_pairs, check_collection, pair_windows, progress
-from .loaded_model import HubOptions, LoadedModel
+from .loaded_model import LoadedModel
+from .model_folder.hub import HubOptions
 from .output import import_torch
 
 __all__ = ["CrossEncoder"]

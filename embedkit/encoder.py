@@ -24,7 +24,7 @@ from .backends.engine import EncodingEngine, Plan, Uncounted
 from .backends.opening import OpenOptions
 from .dropin import DropIn, Pool
 from .inputs import as_texts, check_collection, progress, windows
-from .loaded_model import HubOptions
+from .model_folder.hub import HubOptions
 from .output import import_torch, to_torch
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -14,11 +14,11 @@ from .arguments import check_max_length
 from .backends.engine import Counts
 from .backends.opening import OpenOptions
 from .model_folder.folder import BUILTIN, ModelFolder
-from .model_folder.hub import resolve
+from .model_folder.hub import HubOptions, resolve
 from .model_folder.model_card import ModelCardData
 from .model_folder.tokenizer import Tokenizer
 
-__all__ = ["HubOptions", "LoadedModel"]
+__all__ = ["LoadedModel"]
 
 Model = str | os.PathLike[str] | None
 
@@ -45,16 +45,6 @@ _Engine = TypeVar("_Engine", bound=LoadedEngine)
 _Self = TypeVar("_Self", bound="LoadedModel[Any]")
 
 
-@dataclass(frozen=True)
-class HubOptions:
-    """Where and how a model of the Hugging Face Hub is fetched; named as in sentence-transformers."""
-
-    revision: str | None = None
-    cache_folder: str | os.PathLike[str] | None = None
-    token: str | bool | None = None
-    local_files_only: bool = False
-
-
 class LoadedModel(ABC, Generic[_Engine]):
     """A model opened from a folder, the Hub, or the package itself.
 
@@ -75,8 +65,7 @@ class LoadedModel(ABC, Generic[_Engine]):
         self._threads = options.thread_count
         path = BUILTIN
         if model is not None:  # absolute, so that a copy finds it from another working directory
-            organization = self._organization
-            path = resolve(model, **vars(hub), graph=options.graph, organization=organization).absolute()
+            path = resolve(model, hub, graph=options.graph, organization=self._organization).absolute()
         self._loaded: _Engine | None = self._open(path, options)
         release_freed_memory()  # of reading the weights
         self.max_seq_length = self._loaded.folder_length if max_length is None else max_length

@@ -21,6 +21,7 @@ from .arguments import (
 )
 from .backends.engine import Counts, Engine, Plan
 from .backends.opening import OpenOptions, open_engine
+from .backends.stage import Request
 from .files import expanded
 from .inputs import check_unicode
 from .loaded_model import LoadedModel
@@ -101,8 +102,15 @@ class SentenceModel(LoadedModel[Engine]):
             normalize=bool(normalize),
             token_embeddings=token_embeddings,
         )
-        ranges = check_ranges(dtype, ranges, engine.folder, width, normalize=bool(normalize))
-        return Plan(prompt, options, dtype, ranges, width, on_device and engine.tensors)
+        request = Request(
+            width,
+            normalize=bool(normalize),
+            dtype=dtype,
+            ranges=check_ranges(dtype, ranges, engine.folder, width, normalize=bool(normalize)),
+            token_embeddings=token_embeddings,
+            on_device=on_device and engine.tensors,
+        )
+        return Plan(prompt, options, request)
 
     @property
     def _own_length(self) -> int | None:
@@ -267,10 +275,7 @@ class SentenceModel(LoadedModel[Engine]):
             raise ValueError(
                 f"an encoder with the ONNX backend cannot be saved; copy its folder {engine.folder.path} instead"
             )
-        self._prompt_text(None)  # raises if there is no such default prompt: the folder could not be opened
-        prompts = check_prompts(self.prompts)
-        for name, text in prompts.items():
-            check_unicode(f"prompts[{name!r}]", text)
+        settings = self._settings()
         width = self.get_embedding_dimension()
         kept = engine.folder.ranges(width) if ranges is None else checked_ranges(ranges, width)
         if precision == "auto":
@@ -290,15 +295,23 @@ class SentenceModel(LoadedModel[Engine]):
             engine.folder,
             expanded(folder),
             precision=precision,
-            settings=Settings(
-                prompts,
-                self.default_prompt_name,
-                self._max_length,
-                None if self.truncate_dim is None else width,
-                self.similarity_fn_name,
-            ),
+            settings=settings,
             ranges=kept,
             route_length=self._own_length,
+        )
+
+    def _settings(self) -> Settings:
+        """Those of this encoder, checked, for a folder."""
+        self._prompt_text(None)  # raises if there is no such default prompt: the folder could not be opened
+        prompts = check_prompts(self.prompts)
+        for name, text in prompts.items():
+            check_unicode(f"prompts[{name!r}]", text)
+        return Settings(
+            prompts,
+            self.default_prompt_name,
+            self._max_length,
+            None if self.truncate_dim is None else self.get_embedding_dimension(),
+            self.similarity_fn_name,
         )
 
     def verify(self) -> str:

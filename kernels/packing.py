@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..model_folder.folder import ModelFolder
-from ..model_folder.weights import stored_tensors
+from ..model_folder.weights import converted_tensors
 from .attention_tiles import attention_tiles
 from .blocks import capability_of
 from .launch import FLOATS
@@ -150,16 +150,10 @@ def loaded_tensors(
     Raises:
         ValueError: values beyond ``dtype``, or as `stored_tensors`.
     """
-    integers = None
-    for stored, array in stored_tensors(folder):
-        if array.dtype == np.int8:
-            integers = array  # the scale of its rows is the next tensor
-            continue
-        name = stored if integers is None else stored.removesuffix("_scale")
-        tensor = torch.tensor(array if integers is None else integers * array[:, None])
+    for name, array in converted_tensors(folder, "fp32"):
+        tensor = torch.tensor(array)
         if tensor.ndim > 1 or not exact_vectors:
             tensor = tensor.to(dtype)
-        integers = None
         # The layers add their biases in ``dtype``.
         if not (tensor.to(dtype) if name.endswith(".bias") else tensor).isfinite().all():
             raise ValueError(

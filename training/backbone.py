@@ -324,4 +324,4 @@ def root_folder(path: str) -> Path:
     """The folder of a model, given by its path or its name on the Hub."""
     from ..model_folder.hub import resolve
 
-    return resolve(path, revision=None, cache_folder=None, token=None, local_files_only=False)
+    return resolve(path)

@@ -7,13 +7,12 @@ from collections.abc import Generator, Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from .. import _core
 from ..model_folder.folder import ModelFolder
 from ..model_folder.weights import core_head, core_tensors
-from ..output import NUMPY_DTYPES, convert, output_width
+from ..output import convert
 from .engine import Counts, EncodingEngine, Plan
+from .stage import host_empty
 
 __all__ = ["CoreEngine", "load_core"]
 
@@ -50,9 +49,7 @@ class CoreEngine(EncodingEngine):
 
     def empty(self, texts: int, plan: Plan) -> Any:
         """As `EncodingEngine.empty`."""
-        if plan.options.token_embeddings:
-            return [None] * texts
-        return np.empty((texts, output_width(plan.dtype, plan.width)), dtype=NUMPY_DTYPES[plan.dtype])
+        return host_empty(texts, plan.request)
 
     def encode(
         self, blocks: Iterator[list[str]], plan: Plan, counts: Counts, out: Any = None
@@ -116,7 +113,7 @@ class CoreEngine(EncodingEngine):
             result, stats = self.core.encode_ids(tokens, options)
         counts.add(len(tokens), stats, plan.options.max_length)
         if not plan.options.token_embeddings:
-            result = convert(result, plan.dtype, plan.ranges)
+            result = convert(result, plan.request.dtype, plan.request.ranges)
         return result, stats
 
     def describe(self) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class _Window:
         bounds = stage.cut(lengths[order], batch_size)
         self.batches = [order[begin:end] for begin, end in pairwise(bounds)]
         self.left = len(self.batches)
-        self._stage, self._request = stage, request
+        self._request = request
         self._out, self._first = out, first
         self.split = len(lengths) != tokens.texts
         if self.split:
@@ -111,10 +111,12 @@ class _Window:
         self.left -= 1
 
     def result(self, *, normalized: bool) -> Any:
+        own = self._out[self._first : self._first + self.tokens.texts]
         if self.split:
             vectors = combine(self._target, self.tokens, normalized=normalized)
-            self._stage.place(self._out, self._first, finish(vectors, self._request))
-        return self._out[self._first : self._first + self.tokens.texts]
+            done = finish(vectors, self._request)
+            own[:] = done if isinstance(own, np.ndarray) else own.new_tensor(done)
+        return own
 
 
 def encode_windows(

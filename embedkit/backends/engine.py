@@ -9,14 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from .. import _core
 from ..forking import cached_property, fork_lock
 from ..inputs import TextsWarning, check_unicode, outside_level
 from ..model_folder.folder import ModelFolder, Settings
 from ..model_folder.tokenizer import Tokenizer, load_tokenizer
+from .stage import Request
 
 __all__ = ["Counts", "EncodingEngine", "Engine", "Plan", "Uncounted", "tokenizer_of"]
 
@@ -30,18 +28,12 @@ class Plan:
     Attributes:
         prompt: put before every text.
         options: the core's options.
-        dtype: output type, one of `embedkit.output.DTYPES`.
-        ranges: (2, width), for int8 and uint8.
-        width: number of dimensions kept.
-        on_device: leave the results on the device, as torch tensors.
+        request: the results.
     """
 
     prompt: str
     options: _core.EncodeOptions
-    dtype: str
-    ranges: npt.NDArray[np.float32] | None
-    width: int
-    on_device: bool = False
+    request: Request
 
     def prompted(self, texts: list[str]) -> list[str]:
         """The texts with the prompt before them."""

@@ -61,10 +61,6 @@ class ManyStages:
         """As `Stage.empty`."""
         return self._stages[0].empty(texts, request)
 
-    def place(self, out: Any, first: int, vectors: npt.NDArray[Any]) -> None:
-        """As `Stage.place`."""
-        self._stages[0].place(out, first, vectors)
-
     def describe(self) -> dict[str, Any]:
         """The first stage's precision, and all entries of all stages under "devices"."""
         described = [stage.describe() for stage in self._stages]

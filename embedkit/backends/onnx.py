@@ -170,10 +170,6 @@ class OnnxStage:
         """As `Stage.empty`, in host memory."""
         return host_empty(texts, request)
 
-    def place(self, out: Any, first: int, vectors: npt.NDArray[Any]) -> None:
-        """As `Stage.place`."""
-        out[first : first + len(vectors)] = vectors
-
     def describe(self) -> dict[str, Any]:
         """Graph, precision and providers."""
         return {

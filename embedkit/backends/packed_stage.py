@@ -23,6 +23,7 @@ from ..inputs import outside_level
 from ..kernels.attention_tiles import BLOCK, HEADER, max_attention_tiles
 from ..kernels.packing import PackedBatch
 from ..model_folder.folder import ModelFolder
+from ..output import output_width
 from .buckets import SMALL, Buckets
 from .cuda_device import Device, Staging, out_of_memory
 from .packed_batch import Check, DeviceBatch, Joined
@@ -496,16 +497,9 @@ class PackedStage:
     def empty(self, texts: int, request: Request) -> Any:
         """As `Stage.empty`; with ``on_device`` a tensor on the device."""
         if request.on_device and not request.token_embeddings:
-            columns = (request.width + 7) // 8 if "binary" in request.dtype else request.width
+            columns = output_width(request.dtype, request.width)
             return self._device.empty([texts, columns], _DTYPES[request.dtype])
         return host_empty(texts, request)
-
-    def place(self, out: Any, first: int, vectors: npt.NDArray[Any]) -> None:
-        """As `Stage.place`."""
-        if isinstance(out, Tensor):
-            out[first : first + len(vectors)] = torch.from_numpy(vectors).to(out.device)
-        else:
-            out[first : first + len(vectors)] = vectors
 
     def describe(self) -> dict[str, Any]:
         """Precision, budget, graphs and memory."""

@@ -109,9 +109,6 @@ class Stage(Protocol):
     def empty(self, texts: int, request: Request) -> Any:
         """Room for the results: an array (texts, columns), or a list for token embeddings."""
 
-    def place(self, out: Any, first: int, vectors: npt.NDArray[Any]) -> None:
-        """Write finished ``vectors`` on the host to the rows of ``out`` from ``first`` on."""
-
     def describe(self) -> dict[str, Any]:
         """The stage's entries of `Encoder.describe`: at least ``precision``."""
 

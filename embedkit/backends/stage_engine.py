@@ -10,7 +10,7 @@ from .. import _core
 from ..model_folder.folder import ModelFolder
 from .driver import Occupancy, encode_windows, tokenize_ahead
 from .engine import Counts, EncodingEngine, Plan
-from .stage import Request, Stage
+from .stage import Stage
 
 __all__ = ["StageEngine"]
 
@@ -38,7 +38,7 @@ class StageEngine(EncodingEngine):
 
     def empty(self, texts: int, plan: Plan) -> Any:
         """As `EncodingEngine.empty`."""
-        return self.stage.empty(texts, _request(plan))
+        return self.stage.empty(texts, plan.request)
 
     def encode(
         self, blocks: Iterator[list[str]], plan: Plan, counts: Counts, out: Any = None
@@ -86,7 +86,7 @@ class StageEngine(EncodingEngine):
         results = encode_windows(
             self.stage,
             ready,
-            _request(plan),
+            plan.request,
             self._occupancy,
             batch_size=plan.options.batch_size,
             normalized=self.folder.normalizes,
@@ -109,15 +109,3 @@ class StageEngine(EncodingEngine):
     def describe(self) -> dict[str, Any]:
         """The stage's own entries, and how busy each stage of the pipeline was."""
         return {**self.stage.describe(), "stages": self._occupancy.shares()}
-
-
-def _request(plan: Plan) -> Request:
-    options = plan.options
-    return Request(
-        width=plan.width,
-        normalize=options.normalize,
-        dtype=plan.dtype,
-        ranges=plan.ranges,
-        token_embeddings=options.token_embeddings,
-        on_device=plan.on_device,
-    )

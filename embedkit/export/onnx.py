@@ -19,7 +19,6 @@ from ..encoder import Encoder
 from ..files import expanded
 from ..inputs import TextsWarning
 from ..model_folder.fingerprint import fingerprint, source_weights_hash
-from ..model_folder.folder import Settings
 from ..model_folder.json_file import write_json
 from ..model_folder.saving import copy_without_weights, new_folder
 
@@ -115,27 +114,17 @@ def _export(core: Encoder, target: Path, precision: str) -> Fidelity:
     from .onnx_graph import write_graph
 
     source = core._engine.folder
-    settings = Settings(
-        core.prompts,
-        core.default_prompt_name,
-        core.max_seq_length,
-        core.truncate_dim,
-        core.similarity_fn_name,
-    )
+    settings = core._settings()
     with new_folder(target) as work:
         copy_without_weights(source, work, settings)
         graph = work / source.transformer.relative_to(source.path) / "onnx" / GRAPH
         graph.parent.mkdir()
-        shapes = write_graph(source, graph, precision)
+        write_graph(source, graph, precision)
         for path in graph.parent.iterdir():
             shutil.copymode(work / "modules.json", path)
-        inputs = {name: shape for name, shape in shapes.items() if shape[-1] == "tokens"}
         description: dict[str, Any] = {
             "format": FORMAT,
             "precision": precision,
-            "inputs": inputs,
-            "outputs": {name: shape for name, shape in shapes.items() if name not in inputs},
-            "padding": "right",
             "fingerprint": fingerprint(source, source_weights_hash(source), settings),
             "sha256": {
                 path.relative_to(work).as_posix(): file_hash(path)

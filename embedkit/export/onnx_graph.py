@@ -12,7 +12,6 @@ import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from ..forking import fork_lock
 from ..model_folder.folder import ModelFolder
@@ -29,7 +28,7 @@ _CONVERTERS = r"(embedkit\.export|float16|onnx|onnxruntime|torch|transformers)(\
 _CONVERTING = fork_lock()
 
 
-def write_graph(folder: ModelFolder, path: Path, precision: str) -> dict[str, list[Any]]:
+def write_graph(folder: ModelFolder, path: Path, precision: str) -> None:
     """Write the graph of a folder with fp32 weights to ``path``.
 
     Args:
@@ -37,9 +36,6 @@ def write_graph(folder: ModelFolder, path: Path, precision: str) -> dict[str, li
         path: the file to write; weights too large for it go beside it, under a name that begins with its name.
         precision: ``"fp32"``, ``"fp16"``, or ``"int8"``: 8-bit matrix products with dynamically quantized
             activations, embedding tables in fp32.
-
-    Returns:
-        The inputs and outputs of the graph, name -> shape.
     """
     import torch
     import transformers  # noqa: F401 (whose handler `_quiet` is to find)
@@ -68,11 +64,6 @@ def write_graph(folder: ModelFolder, path: Path, precision: str) -> dict[str, li
             _convert(folder, source, path, precision, large=large)
         finally:
             source.unlink(missing_ok=True)
-    return {
-        **{name: ["texts", "tokens"] for name in inputs},
-        OUTPUTS[0]: ["texts", folder.dimension],
-        OUTPUTS[1]: ["texts", "tokens", folder.hidden_size],
-    }
 
 
 def _convert(folder: ModelFolder, source: Path, path: Path, precision: str, *, large: bool) -> None:

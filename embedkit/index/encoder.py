@@ -157,16 +157,15 @@ def trial_of(encoder: TextEncoder) -> TextEncoder:
 
 def _is_static(model: str | os.PathLike[str] | None) -> bool:
     """Whether it is a table of token vectors; None for the built-in model."""
-    from ..loaded_model import HubOptions
     from ..model_folder.folder import open_folder
     from ..model_folder.hub import resolve
 
-    return model is not None and open_folder(resolve(model, **vars(HubOptions()))).static is not None
+    return model is not None and open_folder(resolve(model)).static is not None
 
 
 def load_encoder(
     manifest: Manifest, model: str | os.PathLike[str] | None, threads: int | None, device: str
-) -> TextEncoder:
+) -> Encoder:
     """The encoder that the manifest names, or the one at ``model``, with the settings of the index's own."""
     from .. import Encoder
 

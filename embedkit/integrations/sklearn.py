@@ -86,9 +86,7 @@ class EmbedkitTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Bas
             ValueError: ``X`` does not hold texts.
         """
         check_is_fitted(self)
-        # Pickles of earlier versions hold no `_encoding`.
-        encoding = getattr(self, "_encoding", None) or self._options()
-        vectors: npt.NDArray[np.float32] = encode_rows(self.encoder_.encode, _texts(X), **encoding)
+        vectors: npt.NDArray[np.float32] = encode_rows(self.encoder_.encode, _texts(X), **self._encoding)
         return vectors
 
     def _options(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 from glob import escape
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from ..files import expanded
 from .folder import BUILTIN
 from .tokenizer_files import TOKENIZER_FILES
 
-__all__ = ["resolve"]
+__all__ = ["HubOptions", "resolve"]
 
 # No file that may contain a pickle, and no second copy of the weights in another format.
 _SETTINGS = [
@@ -46,13 +47,20 @@ _BARE = frozenset(
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
+@dataclass(frozen=True)
+class HubOptions:
+    """Where and how a model of the Hugging Face Hub is fetched; named as in sentence-transformers."""
+
+    revision: str | None = None
+    cache_folder: str | os.PathLike[str] | None = None
+    token: str | bool | None = None
+    local_files_only: bool = False
+
+
 def resolve(
     model: str | os.PathLike[str],
+    hub: HubOptions = HubOptions(),
     *,
-    revision: str | None,
-    cache_folder: str | os.PathLike[str] | None,
-    token: str | bool | None,
-    local_files_only: bool,
     graph: str | None = None,
     organization: str = "sentence-transformers",
 ) -> Path:
@@ -99,15 +107,15 @@ def resolve(
             "package huggingface-hub: pip install huggingface-hub"
         ) from None
     patterns, ignored = _patterns(graph)
-    cache = cache_folder or os.environ.get("SENTENCE_TRANSFORMERS_HOME")
+    cache = hub.cache_folder or os.environ.get("SENTENCE_TRANSFORMERS_HOME")
     try:
         return Path(
             snapshot_download(
                 repository,
-                revision=revision,
+                revision=hub.revision,
                 cache_dir=os.fspath(expanded(cache)) if cache else None,
-                token=token,
-                local_files_only=local_files_only,
+                token=hub.token,
+                local_files_only=hub.local_files_only,
                 allow_patterns=patterns,
                 ignore_patterns=ignored,
             )
@@ -119,12 +127,14 @@ def resolve(
         ) from error
     except RevisionNotFoundError as error:
         raise FileNotFoundError(
-            f"{repository!r} on the Hugging Face Hub has no revision {revision!r}; give revision= a branch, a tag or a "
-            "commit that its page lists, or leave it out"
+            f"{repository!r} on the Hugging Face Hub has no revision {hub.revision!r}; give revision= a branch, a tag "
+            "or a commit that its page lists, or leave it out"
         ) from error
     except LocalEntryNotFoundError as error:
         reason = (
-            "local_files_only=True forbids a download" if local_files_only else "the Hub cannot be reached"
+            "local_files_only=True forbids a download"
+            if hub.local_files_only
+            else "the Hub cannot be reached"
         )
         raise FileNotFoundError(
             f"no folder {name!r} exists, {repository!r} is not in the cache, and {reason}; connect once, "

@@ -145,16 +145,20 @@ class SafetensorsFile(Mapping[str, "npt.NDArray[Any]"]):
         """Read some rows of a tensor, as `__getitem__` reads all."""
         return self._decoded(name, places)
 
+    def _view(self, name: str, stored: str) -> npt.NDArray[Any]:
+        """The mapped bytes of a tensor as numpy's type ``stored``; not aligned in every file."""
+        _, shape, offset = self._entries[name]
+        return np.frombuffer(self._map, stored, math.prod(shape), self._start + offset).reshape(shape)
+
     def _decoded(self, name: str, places: list[int] | None) -> npt.NDArray[Any]:
-        dtype, shape, offset = self._entries[name]
-        count = math.prod(shape)
+        dtype = self.dtype(name)
         stored = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I8": "|i1"}.get(dtype)
         if stored is None:
             raise ValueError(
                 f"{self.path}: tensor {name!r} is stored as {dtype}; "
                 "embedkit reads F32, F16, BF16 and I8. Save the model in one of these."
             )
-        array = np.frombuffer(self._map, stored, count, self._start + offset).reshape(shape)
+        array = self._view(name, stored)
         if places is not None:
             array = array[places]
         if dtype == "BF16":
@@ -165,15 +169,13 @@ class SafetensorsFile(Mapping[str, "npt.NDArray[Any]"]):
 
     def bits(self, name: str) -> npt.NDArray[np.uint16]:
         """A ``BF16`` tensor as the upper halves of its float32 values, C-contiguous and aligned."""
-        dtype, shape, offset = self._entries[name]
-        if dtype != "BF16":
+        if (dtype := self.dtype(name)) != "BF16":
             raise ValueError(f"{self.path}: tensor {name!r} is stored as {dtype}, not BF16")
-        array = np.frombuffer(self._map, "<u2", math.prod(shape), self._start + offset).reshape(shape)
+        array = self._view(name, "<u2")
         return array if array.flags.aligned else array.copy()
 
     def numbers(self, name: str) -> npt.NDArray[Any]:
         """Read a tensor of integers or floats of any size, in its own type; F16 and BF16 as float32."""
-        dtype, shape, offset = self._entries[name]
         stored = {
             "I16": "<i2",
             "U16": "<u2",
@@ -182,11 +184,8 @@ class SafetensorsFile(Mapping[str, "npt.NDArray[Any]"]):
             "I64": "<i8",
             "U64": "<u8",
             "F64": "<f8",
-        }
-        if dtype not in stored:
-            return self[name]
-        array = np.frombuffer(self._map, stored[dtype], math.prod(shape), self._start + offset)
-        return array.reshape(shape)
+        }.get(self.dtype(name))
+        return self[name] if stored is None else self._view(name, stored)
 
     def __contains__(self, name: object) -> bool:
         """Whether there is a tensor of this name, of any type."""

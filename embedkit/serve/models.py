@@ -87,16 +87,13 @@ class EmbeddingModel:
         self.dimension = int(about["dimension"])
         self.normalizes = bool(about["normalizes"])
         # those that the folder itself truncates have another length
-        self.unit = self.normalizes and getattr(encoder, "truncate_dim", None) is None
+        self.unit = self.normalizes and encoder.truncate_dim is None
         self.routed = "routes" in about
         self.max_length = encoder.max_seq_length
         self.bytes = weights_bytes(Path(str(about["path"])), str(about["precision"]))
         self.decoder = TokenDecoder(encoder)
         self.batcher = Batcher(self._compute, limits, metrics)
-        if hasattr(encoder, "warm_up"):
-            encoder.warm_up()  # on CUDA: compiles the kernels and captures the graphs of the usual batches
-        else:  # an index's own
-            encoder.encode(["warm up"])
+        encoder.warm_up()  # on CUDA: compiles the kernels and captures the graphs of the usual batches
 
     @property
     def info(self) -> dict[str, Any]:
@@ -455,27 +452,24 @@ class Pool(Generic[_M]):
 
     async def _load(self, model: Served[_M]) -> _M:
         async with self._memory.lock:
-            return await self._load_alone(model)
-
-    async def _load_alone(self, model: Served[_M]) -> _M:
-        try:
-            if model.check is not None:  # before others are closed for it
-                await asyncio.to_thread(model.check)
-            await self._memory.make_room(model.size)
-            loaded = await asyncio.to_thread(model.load)
-        except (OSError, ValueError) as error:
-            logger.error("%s cannot be loaded: %s", model.name, error)  # its path is not for clients
-            raise ApiError(
-                500, f"{model.name} cannot be loaded; see the server's log", code="model_not_loaded"
-            ) from error
-        model.size = loaded.bytes
-        try:
-            await self._memory.make_room(model.size)  # before the first time its size was not known
-        except ApiError:
-            await asyncio.to_thread(loaded.close)
-            raise
-        model.keep(loaded)
-        return loaded
+            try:
+                if model.check is not None:  # before others are closed for it
+                    await asyncio.to_thread(model.check)
+                await self._memory.make_room(model.size)
+                loaded = await asyncio.to_thread(model.load)
+            except (OSError, ValueError) as error:
+                logger.error("%s cannot be loaded: %s", model.name, error)  # its path is not for clients
+                raise ApiError(
+                    500, f"{model.name} cannot be loaded; see the server's log", code="model_not_loaded"
+                ) from error
+            model.size = loaded.bytes
+            try:
+                await self._memory.make_room(model.size)  # before the first time its size was not known
+            except ApiError:
+                await asyncio.to_thread(loaded.close)
+                raise
+            model.keep(loaded)
+            return loaded
 
     def close(self) -> None:
         """Close what is loaded."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..arguments import PRECISIONS
 from ..cross_encoder import CrossEncoder
 from ..encoder import Encoder, prompt_of
 from ..model_folder.cross_encoder_folder import open_cross_encoder
-from ..model_folder.folder import open_folder
+from ..model_folder.folder import BUILTIN, open_folder
 from .metrics import Metrics, ModelMetrics
 from .models import EmbeddingModel, Memory, Pool, RerankModel, Served, weights_bytes
 from .settings import Settings
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["Options", "named", "open_state"]
 
 logger = logging.getLogger("embedkit.serve")
+
+_M = TypeVar("_M", bound=EmbeddingModel | RerankModel)
 
 
 @dataclass(frozen=True)
@@ -77,17 +79,22 @@ def open_state(options: Options) -> State:
         from ..index import Index
 
         index = Index.open(options.index, threads=options.threads)
-    served: list[Served[EmbeddingModel]] = []
-    for name, loads, prompts in _by_model(options.models or ([] if index else [""]), options.prompts):
-        served.append(
-            Served(
-                name[0],
-                partial(_embedder, loads or None, prompts, options, ModelMetrics(metrics, name[0])),
-                size=_size(loads, options.precision),
-                aliases=name[1:],
-                check=partial(open_folder, Path(loads)) if _is_local(loads) else None,
-            )
+
+    def unloaded(
+        names: list[str], model: str, load: Callable[[ModelMetrics], _M], check: Callable[[Path], object]
+    ) -> Served[_M]:
+        return Served(
+            names[0],
+            partial(load, ModelMetrics(metrics, names[0])),
+            size=_size(model, options.precision),
+            aliases=names[1:],
+            check=partial(check, Path(model)) if _is_local(model) else None,
         )
+
+    served = [
+        unloaded(names, model, partial(_embedder, model or None, prompts, options), open_folder)
+        for names, model, prompts in _by_model(options.models or ([] if index else [""]), options.prompts)
+    ]
     if not served and index is not None:
         model = Path(str(index.info()["model"])).name
         of_index = partial(
@@ -98,14 +105,8 @@ def open_state(options: Options) -> State:
     embedders = Pool(served, memory, timeout=settings.limits.timeout)
     rerankers = Pool(
         [
-            Served(
-                name[0],
-                partial(_reranker, loads, options, ModelMetrics(metrics, name[0])),
-                size=_size(loads, options.precision),
-                aliases=name[1:],
-                check=partial(open_cross_encoder, Path(loads)) if _is_local(loads) else None,
-            )
-            for name, loads, _ in _by_model(options.rerankers)
+            unloaded(names, model, partial(_reranker, model, options), open_cross_encoder)
+            for names, model, _ in _by_model(options.rerankers)
         ],
         memory,
         "reranker",
@@ -145,11 +146,7 @@ def _by_model(
     """The names of each model, the model and its prompts; one that is named twice is loaded once."""
     names: dict[tuple[str, tuple[tuple[str, str], ...]], list[str]] = {}
     for one, own in zip(given, prompts or [{}] * len(given), strict=True):
-        name, model = named(one) if one else ("", "")
-        if not one:
-            from ..model_folder.folder import BUILTIN
-
-            name = BUILTIN.name
+        name, model = named(one) if one else (BUILTIN.name, "")
         names.setdefault((model, tuple(own.items())), []).append(name)
     return [(found, model, dict(own)) for (model, own), found in names.items()]
 
@@ -179,7 +176,7 @@ def _of_index(path: Path, manifest: Manifest, options: Options, metrics: ModelMe
     from ..index.encoder import check_encoder, load_encoder
 
     device = "cpu" if options.device == "auto" else options.device
-    encoder: Any = load_encoder(manifest, None, options.threads, device)
+    encoder = load_encoder(manifest, None, options.threads, device)
     precision = encoder.describe()["precision"]
     if not options.models and options.precision not in ("auto", precision):
         encoder.close()

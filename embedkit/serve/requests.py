@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -148,14 +148,10 @@ def _too_large(limit: int) -> ApiError:
     )
 
 
-def _hang_up_of(request: Request) -> Callable[[], Awaitable[None]]:
-    """What waits until the client of a request, whose body was read, has gone."""
-
-    async def wait() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-
-    return wait
+async def _hang_up(request: Request) -> None:
+    """Wait until the client of a request, whose body was read, has gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def in_time(request: Request, work: Coroutine[Any, Any, _T], begin: float) -> _T:
@@ -171,7 +167,7 @@ async def in_time(request: Request, work: Coroutine[Any, Any, _T], begin: float)
     try:
         await asyncio.wait({answer}, timeout=min(left, _WATCH_SECONDS))
         if not answer.done():
-            closed = asyncio.ensure_future(_hang_up_of(request)())
+            closed = asyncio.ensure_future(_hang_up(request))
             either: set[asyncio.Future[Any]] = {answer, closed}
             await asyncio.wait(either, timeout=left - _WATCH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     finally:

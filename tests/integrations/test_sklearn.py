@@ -137,13 +137,6 @@ def test_a_failed_fit_leaves_the_one_before() -> None:
     np.testing.assert_array_equal(transformer.transform(TEXTS), before)
 
 
-def test_pickles_of_earlier_versions() -> None:
-    transformer = EmbedkitTransformer(truncate_dim=16).fit(TEXTS)
-    before = transformer.transform(TEXTS)
-    del transformer._encoding
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(transformer)).transform(TEXTS), before)
-
-
 def test_clones_of_an_open_encoder_share_its_weights() -> None:
     encoder = Encoder()
     copy = clone(EmbedkitTransformer(encoder)).fit(TEXTS)

@@ -100,7 +100,7 @@ def distill_static(
         ValueError: the model is static already, has a Router, no tokenizer.json, or fewer dimensions than wanted.
     """
     options = options or StaticOptions()
-    path = BUILTIN if model is None else _found(model)
+    path = BUILTIN if model is None else resolve(model)
     folder = open_folder(path)
     check_one_route(folder)
     tokenizer_path = folder.transformer / "tokenizer.json"
@@ -149,10 +149,6 @@ def _tokenizer(folder: ModelFolder) -> dict[str, Any]:
         own = [content["normalizer"]] if content.get("normalizer") else []
         content["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "Lowercase"}, *own]}
     return content
-
-
-def _found(model: str | os.PathLike[str]) -> Path:
-    return resolve(model, revision=None, cache_folder=None, token=None, local_files_only=False)
 
 
 def _vocabulary_vectors(folder: ModelFolder, threads: int | None) -> npt.NDArray[np.float32]:

@@ -60,9 +60,6 @@ class CoreStage:
     def empty(self, texts: int, request: Request) -> Any:
         return host_empty(texts, request)
 
-    def place(self, out: Any, first: int, vectors: Any) -> None:
-        out[first : first + len(vectors)] = vectors
-
     def describe(self) -> dict[str, Any]:
         return {"precision": "fp32"}
 

@@ -140,11 +140,6 @@ def test_the_folder(all_in_one: tuple[Path, Path], tmp_path: Path) -> None:
     assert not any("traced" in name or "fused" in name for name in files) and "model.safetensors" not in files
     about = json.loads((target / "onnx" / "model.embedkit.json").read_text())
     assert about["format"] == 1 and about["precision"] == "fp32" and about["cosine"]["least"] > 0.999999
-    assert list(about["inputs"]) == ["input_ids", "attention_mask", "pooling_mask"]
-    assert about["outputs"] == {
-        "sentence_embedding": ["texts", 10],
-        "last_hidden_state": ["texts", "tokens", 36],
-    }
     for name in files - {"onnx/model.embedkit.json"}:
         assert about["sha256"][name] == file_hash(target / name)
     encoder = Encoder(target, backend="onnx")

@@ -10,17 +10,15 @@ from typing import Any
 import pytest
 
 from embedkit import CrossEncoder
-from embedkit.model_folder.hub import resolve
-
-NO_HUB: dict[str, Any] = {"revision": None, "cache_folder": None, "token": None, "local_files_only": False}
+from embedkit.model_folder.hub import HubOptions, resolve
 
 
 def test_local_folders_come_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "org" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert resolve("org/name", **NO_HUB) == Path("org/name")
+    assert resolve("org/name") == Path("org/name")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert resolve("~/org", **NO_HUB) == tmp_path / "org"
+    assert resolve("~/org") == tmp_path / "org"
 
 
 @pytest.mark.parametrize("name", ["./missing", "/missing/x", "a/b/c", "", "a b", Path("missing")])
@@ -29,32 +27,32 @@ def test_what_cannot_be_a_name_is_a_missing_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match="does not exist; give a folder, or a name"):
-        resolve(name, **NO_HUB)
+        resolve(name)
 
 
 def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ImportError, match="pip install huggingface-hub"):
-        resolve("org/name", **NO_HUB)
+        resolve("org/name")
 
 
 def test_package_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(snapshot_download=None))
     monkeypatch.setitem(sys.modules, "huggingface_hub.errors", ModuleType("huggingface_hub.errors"))
     with pytest.raises(ImportError, match=r"needs huggingface-hub 0.25 or later; the one that is installed"):
-        resolve("org/name", **NO_HUB)
+        resolve("org/name")
 
 
 def test_home_folder_that_does_not_exist() -> None:
     with pytest.raises(FileNotFoundError, match="'~nobody-of-this-name/x': no such home folder"):
-        resolve("~nobody-of-this-name/x", **NO_HUB)
+        resolve("~nobody-of-this-name/x")
 
 
 def test_model_that_is_not_cached(tmp_path: Path) -> None:
     pytest.importorskip("huggingface_hub")
-    options = {**NO_HUB, "cache_folder": tmp_path, "local_files_only": True}
+    options = HubOptions(cache_folder=tmp_path, local_files_only=True)
     with pytest.raises(FileNotFoundError, match=r"'org/name' is not in the cache, and local_files_only=True"):
-        resolve("org/name", **options)
+        resolve("org/name", options)
 
 
 def test_network_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,7 +63,7 @@ def test_network_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(hub, "snapshot_download", unreachable)
     with pytest.raises(FileNotFoundError, match="the Hub cannot be reached; connect once, or copy"):
-        resolve("org/name", **NO_HUB)
+        resolve("org/name")
 
 
 @pytest.mark.parametrize(("base", "module"), [(Exception, "httpx"), (OSError, "requests.exceptions")])
@@ -81,7 +79,7 @@ def test_network_that_fails_meanwhile(
     monkeypatch.setattr(hub, "snapshot_download", broken)
     message = r"download of 'org/name' was interrupted \(ReadError: connection reset by peer\); run it again to resume$"
     with pytest.raises(OSError, match=message):
-        resolve("org/name", **NO_HUB)
+        resolve("org/name")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +93,7 @@ def test_errors_that_are_not_of_the_network(error: Exception, monkeypatch: pytes
 
     monkeypatch.setattr(hub, "snapshot_download", failing)
     with pytest.raises(type(error)) as raised:
-        resolve("org/name", **NO_HUB)
+        resolve("org/name")
     assert raised.value is error
 
 
@@ -113,7 +111,7 @@ def test_revision_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(
         FileNotFoundError, match=r"'org/name' on .* has no revision 'typo'; give revision= a branch"
     ):
-        resolve("org/name", **{**NO_HUB, "revision": "typo"})
+        resolve("org/name", HubOptions(revision="typo"))
 
 
 def test_cached_model_is_found_offline(tmp_path: Path) -> None:
@@ -125,9 +123,9 @@ def test_cached_model_is_found_offline(tmp_path: Path) -> None:
     (snapshot / "config.json").write_text("{}")
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text(commit)
-    options = {**NO_HUB, "cache_folder": tmp_path, "local_files_only": True}
-    assert resolve("sentence-transformers/tiny", **options) == snapshot
-    assert resolve("tiny", **options) == snapshot  # as sentence-transformers completes bare names
+    options = HubOptions(cache_folder=tmp_path, local_files_only=True)
+    assert resolve("sentence-transformers/tiny", options) == snapshot
+    assert resolve("tiny", options) == snapshot  # as sentence-transformers completes bare names
 
 
 def test_only_data_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,18 +144,18 @@ def test_only_data_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("a", "cross-encoder", "cross-encoder/a"),
         ("roberta-base", "sentence-transformers", "roberta-base"),
     ):
-        assert resolve(name, **NO_HUB, organization=organization) == tmp_path
+        assert resolve(name, organization=organization) == tmp_path
         assert asked["repository"] == repository
     with pytest.raises(FileNotFoundError, match="not a complete model folder"):
         CrossEncoder("ms-marco-MiniLM-L6-v2")
     assert asked["repository"] == "cross-encoder/ms-marco-MiniLM-L6-v2"
-    assert resolve("org/name", **{**NO_HUB, "revision": "v1", "token": "t"}) == tmp_path
+    assert resolve("org/name", HubOptions(revision="v1", token="t")) == tmp_path
     assert asked["repository"] == "org/name" and asked["revision"] == "v1" and asked["token"] == "t"
     monkeypatch.setenv("HOME", str(tmp_path))
-    resolve("org/name", **{**NO_HUB, "cache_folder": "~/models"})
+    resolve("org/name", HubOptions(cache_folder="~/models"))
     assert asked["cache_dir"] == str(tmp_path / "models")
     monkeypatch.setenv("SENTENCE_TRANSFORMERS_HOME", "~/others")
-    resolve("org/name", **NO_HUB)
+    resolve("org/name")
     assert asked["cache_dir"] == str(tmp_path / "others")
     wanted = """
         config.json modules.json config_sentence_transformers.json sentence_bert_config.json tokenizer.json
@@ -197,7 +195,7 @@ def test_a_graph_instead_of_the_weights(name: str, tmp_path: Path, monkeypatch: 
         return str(tmp_path)
 
     monkeypatch.setattr(hub, "snapshot_download", snapshot)
-    resolve("org/name", **NO_HUB, graph=name)
+    resolve("org/name", graph=name)
     wanted = """
         config.json modules.json tokenizer.json 1_Pooling/config.json 2_Dense/config.json
         2_Dense/model.safetensors onnx/model_O3.onnx onnx/model_O3.onnx_data onnx/model_O3.embedkit.json
