@@ -116,7 +116,7 @@ def measure(model: str, precision: str, options: argparse.Namespace) -> dict[str
 
     from embedkit.model_folder.hub import resolve
 
-    folder = resolve(model, revision=None, cache_folder=None, token=None, local_files_only=False)
+    folder = resolve(model)
     encoder = load(folder, precision, options)
     timed = Timed(encoder)
     result = evaluate.sts(timed, options.data)
