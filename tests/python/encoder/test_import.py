@@ -32,7 +32,8 @@ def test_encoding_loads_nothing_heavy(make_model: Callable[..., Path]) -> None:
     loaded = set(run(script, str(make_model())).split())
     assert "numpy" in loaded and not {name for name in loaded if name.partition(".")[0] in HEAVY}
     of_devices = {name for name in loaded if name.startswith(("embedkit.kernels", "embedkit.backends."))}
-    assert of_devices <= {f"embedkit.backends.{name}" for name in ("core_engine", "engine", "opening")}
+    of_cpus = ("core_engine", "engine", "opening", "stage")
+    assert of_devices <= {f"embedkit.backends.{name}" for name in of_cpus}
 
 
 def test_a_progress_bar_that_nobody_sees_is_not_made(make_model: Callable[..., Path]) -> None:
