@@ -7,7 +7,7 @@ import datetime
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 
@@ -191,10 +191,10 @@ def _places_of(base: Generation, ids: Iterator[str], mode: Mode) -> Iterator[tup
 def rows_of_documents(base: Generation, documents: Iterable[str]) -> dict[int, list[int]]:
     """Rows of ``base`` with passages of ``documents``, by segment number."""
     wanted = iter(dict.fromkeys(documents))
-    blocks = iter(lambda: list(islice(wanted, _IDS_AT_ONCE)), [])
-    return by_segment(
-        place for block in blocks for found in base.find_passages(block).values() for place in found
-    )
+    places: list[tuple[int, int]] = []
+    while block := list(islice(wanted, _IDS_AT_ONCE)):
+        places += chain.from_iterable(base.find_passages(block).values())
+    return by_segment(places)
 
 
 def tombstone(

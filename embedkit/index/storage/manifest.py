@@ -287,7 +287,7 @@ def parse_manifest(path: Path, content: bytes) -> Manifest:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise _damaged(path, "not the manifest of an embedkit index")
     version = data.get("format_version")
-    if version != FORMAT_VERSION or isinstance(version, bool):
+    if version != FORMAT_VERSION:
         raise IndexDamagedError(
             f"{path}: format version {version!r}, and this embedkit reads version {FORMAT_VERSION}; "
             "open the index with the embedkit that built it, or build it again"
